@@ -1,0 +1,40 @@
+"""Every exception that Octavo raises on purpose, and what each means to a caller.
+
+    OctavoError
+    ├── InvalidRequest   the caller asked for something that cannot be   (HTTP 400, exit 2)
+    ├── CapacityError    cannot be served now, or ever, for lack of room (HTTP 429/503, exit 2)
+    ├── LoadError        a model or tokenizer file cannot be used        (exit 2)
+    └── EngineFault      a fault of ours while serving a request         (HTTP 500, exit 1)
+
+A message is one line that names the value, the limit and the remedy.
+"""
+
+from __future__ import annotations
+
+
+class OctavoError(Exception):
+    """Base of all deliberate errors. `str(error)` is one line fit for a person."""
+
+    exit_status = 1
+
+
+class InvalidRequest(OctavoError):
+    """The request itself is at fault; repeating it unchanged cannot succeed."""
+
+    exit_status = 2
+
+
+class CapacityError(OctavoError):
+    """The request is sound but does not fit the memory that was set aside."""
+
+    exit_status = 2
+
+
+class LoadError(OctavoError):
+    """A model, tokenizer or configuration file is missing, broken or unsupported."""
+
+    exit_status = 2
+
+
+class EngineFault(OctavoError):
+    """A fault inside the engine; the affected request ends, others go on."""

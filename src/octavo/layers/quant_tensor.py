@@ -1,0 +1,63 @@
+"""A weight as its file stores it, until a linear route packs it. Loaders implement this; routes consume it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AffineGroups:
+    """An affine 4-bit weight, exactly: `w[n, k] = codes[n, k] * scale[n, k // group] + minimum[n, k // group]`.
+
+    codes [N, K] uint8 in 0..15; scale and minimum [N, K / group] float32; `group` is 32 or a multiple of it.
+    """
+
+    codes: Tensor
+    scale: Tensor
+    minimum: Tensor
+    group: int
+
+
+class QuantTensor(Protocol):
+    """One tensor of a checkpoint, with its Hugging Face orientation `[out, in]` (vectors: `[n]`) and values.
+
+    Reading is lazy: nothing is read from the file before `dequantize` or `affine_groups`; slices share the file.
+    """
+
+    @property
+    def name(self) -> str:
+        """Canonical Hugging Face parameter name, e.g. `model.layers.0.self_attn.q_proj.weight`."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def format(self) -> str:
+        """The file's own name for the encoding: `F32`, `BF16`, `Q4_K`, `mlx-4bit-g64`, …"""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes it takes in the file."""
+        ...
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The values, a fresh contiguous CPU tensor of `shape`. Computed in float32, rounded once to `dtype`."""
+        ...
+
+    def rows(self, start: int, stop: int) -> QuantTensor:
+        """Rows `[start, stop)` of the first dimension."""
+        ...
+
+    def columns(self, start: int, stop: int) -> QuantTensor:
+        """Columns `[start, stop)` of a matrix. Raises `LoadError` if that cuts a quantisation group."""
+        ...
+
+    def affine_groups(self) -> AffineGroups | None:
+        """The 4-bit affine form, where the encoding is one (Q4_0, Q4_1, Q4_K, MLX 4-bit); None otherwise."""
+        ...

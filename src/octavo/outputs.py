@@ -1,0 +1,70 @@
+"""What comes back to a client: tokens, text, reasons, counts, timings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities (natural log) at one output position: the chosen token, then the best ones, best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds and tokens per second. `prefill_s` ends with the first sampled token, `decode_s` covers the rest."""
+
+    load_s: float
+    prefill_s: float
+    decode_s: float
+    prefill_tps: float
+    decode_tps: float
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """One streamed piece. Joined deltas of a request equal its whole text; only the last has a finish reason."""
+
+    request_id: str
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One finished choice."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A finished prompt with all its choices."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[Completion, ...]
+    usage: Usage
+    timings: Timings
+    storage: str
+    routes: Mapping[str, int] = field(default_factory=dict)

@@ -1,0 +1,50 @@
+"""One request as the engine holds it. No torch, no text: token ids in, token ids out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from octavo.outputs import FinishReason, TokenLogprobs
+from octavo.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a client submits: one prompt, one choice. `n` choices are `n` requests that share a prompt.
+
+    `seed` is always set by the time a request exists; `choice` distinguishes the `n` choices of one prompt.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    choice: int = 0
+
+
+@dataclass(slots=True)
+class RequestState:
+    """A request's progress. Owned and mutated by the engine's thread only.
+
+    "There is no prefill or decode phase": a request catches up on `num_computed_tokens` until it equals
+    `num_tokens`; when it does, the step samples one more token.
+    """
+
+    request: Request
+    max_total_tokens: int
+    output_token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    slot: int | None = None
+    finish_reason: FinishReason | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.request.prompt_token_ids) + len(self.output_token_ids)
+
+    def tokens(self, start: int, stop: int) -> tuple[int, ...]:
+        """Token ids at positions `[start, stop)` of prompt followed by output."""
+        prompt = self.request.prompt_token_ids
+        if stop <= len(prompt):
+            return prompt[start:stop]
+        return (prompt + tuple(self.output_token_ids))[start:stop]

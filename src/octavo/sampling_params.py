@@ -1,0 +1,111 @@
+"""How one request wants its tokens chosen. Validated once, at construction; never changed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from octavo.errors import InvalidRequest
+
+MAX_LOGPROBS = 100
+MAX_STOP_STRINGS = 16
+MAX_CHOICES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Sampling settings of one request.
+
+    `temperature` 0 is greedy (the default). `max_tokens=None` generates up to the context limit.
+    `top_k=0`, `top_p=1`, `min_p=0` and penalties of 1, 0, 0 switch the respective step off.
+    `repetition_penalty` looks at prompt and output, presence and frequency at the output only.
+    `logprobs=k` returns the chosen token's log-probability and the k best alternatives.
+    Randomness is a function of (seed, choice, position, token id) alone; `seed=None` draws a seed on arrival.
+
+    Raises `InvalidRequest` for any value out of range.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
+    seed: int | None = None
+    n: int = 1
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        object.__setattr__(self, "stop", tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 1, None)
+        _real("temperature", self.temperature, 0.0, 100.0)
+        _integer("top_k", self.top_k, 0, None)
+        _real("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        _real("min_p", self.min_p, 0.0, 1.0)
+        _real("repetition_penalty", self.repetition_penalty, 0.0, 100.0, low_open=True)
+        _real("presence_penalty", self.presence_penalty, -100.0, 100.0)
+        _real("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
+        if self.logprobs is not None:
+            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.seed is not None:
+            _integer("seed", self.seed, -(2**63), 2**64 - 1)
+        _integer("n", self.n, 1, MAX_CHOICES)
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidRequest(f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS} are allowed")
+        for text in self.stop:
+            if not isinstance(text, str) or not text:
+                raise InvalidRequest(f"stop must hold non-empty strings, got {text!r}")
+        for token_id in self.stop_token_ids:
+            _integer("stop_token_ids", token_id, 0, None)
+        for token_id, bias in self.logit_bias.items():
+            _integer("logit_bias token id", token_id, 0, None)
+            _real(f"logit_bias[{token_id}]", bias, -1e4, 1e4)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise `InvalidRequest` if an id named here lies outside `range(vocab_size)`."""
+        for name, ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
+            for token_id in ids:
+                if token_id >= vocab_size:
+                    raise InvalidRequest(
+                        f"{name} names token id {token_id}, but the vocabulary has {vocab_size} ids (0 to {vocab_size - 1})"
+                    )
+
+
+def _integer(name: str, value: object, low: int | None, high: int | None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(f"{name} must be a whole number, got {value!r}")
+    if (low is not None and value < low) or (high is not None and value > high):
+        raise InvalidRequest(f"{name} is {value}; it must be {_bounds(low, high)}")
+
+
+def _real(name: str, value: object, low: float, high: float, *, low_open: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidRequest(f"{name} must be a finite number, got {value!r}")
+    if value < low or value > high or (low_open and value == low):
+        raise InvalidRequest(
+            f"{name} is {value}; it must be {'above' if low_open else 'at least'} {low:g} and at most {high:g}"
+        )
+
+
+def _bounds(low: int | None, high: int | None) -> str:
+    if high is None:
+        return f"at least {low}"
+    if low is None:
+        return f"at most {high}"
+    return f"from {low} to {high}"

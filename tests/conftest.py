@@ -1,0 +1,26 @@
+"""Shared fixtures: where real checkpoints lie, and what to do when they are absent."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+MODEL_FILES = {
+    "smollm2": "SmolLM2-135M-Instruct.Q4_1.gguf",
+    "gemma3": "gemma-3-270m-q4_k_m.gguf",
+    "qwen05": "qwen2.5-coder-0.5b-instruct-q4.gguf",
+}
+
+
+def weights_path(alias: str) -> Path:
+    """Path of a real checkpoint; skips the test if it is absent, fails it under OCTAVO_REQUIRE_WEIGHTS=1."""
+    root = Path(os.environ.get("OCTAVO_MODELS", Path.home() / ".cache" / "octavo" / "models"))
+    path = root / MODEL_FILES[alias]
+    if not path.exists():
+        reason = f"{path} is absent; `octavo pull {alias}` fetches it"
+        if os.environ.get("OCTAVO_REQUIRE_WEIGHTS") == "1":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return path
