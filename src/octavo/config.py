@@ -42,9 +42,7 @@ class EngineConfig:
         _choice("device", self.device, ("auto", "cpu", "cuda"))
         _choice("weights", self.weights, ("auto", "float32", "bfloat16", "int8", "int4"))
         if self.block_size not in BLOCK_SIZES:
-            raise InvalidRequest(
-                f"block size is {self.block_size}; choose one of {', '.join(map(str, BLOCK_SIZES))}"
-            )
+            raise InvalidRequest(f"block size is {self.block_size}; choose one of {', '.join(map(str, BLOCK_SIZES))}")
         for name in (
             "max_context",
             "max_num_seqs",
@@ -55,9 +53,7 @@ class EngineConfig:
         ):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise InvalidRequest(
-                    f"{name.replace('_', ' ')} is {value!r}; it must be a whole number of at least 1"
-                )
+                raise InvalidRequest(f"{name.replace('_', ' ')} is {value!r}; it must be a whole number of at least 1")
 
 
 def _choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -83,7 +83,7 @@ class SamplingParams:
             for token_id in ids:
                 if token_id >= vocab_size:
                     raise InvalidRequest(
-                        f"{name} names token id {token_id}, but the vocabulary has {vocab_size} ids (0 to {vocab_size - 1})"
+                        f"{name} names token id {token_id}; the vocabulary has ids 0 to {vocab_size - 1}"
                     )
 
 
