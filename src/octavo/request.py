@@ -47,4 +47,6 @@ class RequestState:
         prompt = self.request.prompt_token_ids
         if stop <= len(prompt):
             return prompt[start:stop]
+        if start >= len(prompt):  # the decode path: never copy the whole prompt for one token
+            return tuple(self.output_token_ids[start - len(prompt) : stop - len(prompt)])
         return (prompt + tuple(self.output_token_ids))[start:stop]

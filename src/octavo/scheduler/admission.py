@@ -1,0 +1,31 @@
+"""Whether a request can be served at all, and what it will hold. Owns the refusals of requests at the door."""
+
+from __future__ import annotations
+
+from octavo.cache.cache_pool import CachePool
+from octavo.errors import CapacityError, InvalidRequest
+from octavo.request import RequestState
+from octavo.scheduler.queue import WaitingRequest
+from octavo.step_batch import StorageKind
+
+
+def admit_to_queue(pool: CachePool, state: RequestState, storage: StorageKind) -> WaitingRequest:
+    """Check that `state` could run in an otherwise empty pool, and work out its blocks.
+
+    Raises `InvalidRequest` if it has no prompt or no room for a new token, `CapacityError` if it can never fit.
+    """
+    num_prompt, total = len(state.request.prompt_token_ids), state.max_total_tokens
+    if num_prompt == 0:
+        raise InvalidRequest("the prompt has 0 tokens; give at least 1")
+    if total <= num_prompt:
+        raise InvalidRequest(
+            f"the prompt has {num_prompt} tokens and the request may have {total} in all, which leaves none to "
+            f"generate; shorten the prompt to at most {total - 1} tokens or raise the context limit"
+        )
+    if not pool.fits_ever(total, storage):
+        raise CapacityError(
+            f"the prompt has {num_prompt} tokens and with {total - num_prompt} new ones makes {total}; at most "
+            f"{pool.largest_fit(storage)} fit the KV cache; shorten the prompt, lower max_tokens, or give the KV "
+            "cache more blocks"
+        )
+    return WaitingRequest(state, storage, pool.blocks_needed(total, storage))

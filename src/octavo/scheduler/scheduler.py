@@ -1,0 +1,247 @@
+"""Iteration-level continuous batching: turns waiting and running requests into one `StepBatch` after another.
+
+Owns the queue, the running list and the `CachePool`; runs no model and decides no finish. Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from octavo.cache.cache_pool import CachePool
+from octavo.cache.refusals import InvalidArgument
+from octavo.cache.sequence import SequenceHandle
+from octavo.errors import InvalidRequest
+from octavo.outputs import FinishReason
+from octavo.request import RequestState
+from octavo.scheduler.admission import admit_to_queue
+from octavo.scheduler.policy import Decision, RunningView, SchedulerView, WaitingView, decide_tick
+from octavo.scheduler.queue import WaitingQueue, WaitingRequest
+from octavo.step_batch import StepBatch, StepRow, StorageKind
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledStep:
+    """A step to run: `states[i]` is the request of `batch.rows[i]`. Ends with `complete` or `cancel`."""
+
+    batch: StepBatch
+    states: tuple[RequestState, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    waiting: WaitingRequest
+    handle: SequenceHandle
+
+    @property
+    def state(self) -> RequestState:
+        return self.waiting.state
+
+    @property
+    def num_remaining(self) -> int:
+        return self.state.num_tokens - self.state.num_computed_tokens
+
+
+class Scheduler:
+    """One step at a time: `schedule`, run it, `complete` (or `cancel`), `finish` those that are done.
+
+    Mutates the `num_computed_tokens`, `output_token_ids`, `slot` and `finish_reason` of the requests it was given.
+    A call that raises has changed nothing. Used by one thread.
+    """
+
+    def __init__(self, pool: CachePool, max_batch_tokens: int, prefill_chunk: int, storage: StorageKind) -> None:
+        """`max_batch_tokens` and `prefill_chunk` are tokens per step; `storage` is what requests get by default.
+
+        Raises `InvalidArgument` if a chunk may exceed what `pool` lets one append take.
+        """
+        self._max_batch_tokens = max_batch_tokens
+        self._prefill_chunk = min(prefill_chunk, max_batch_tokens)
+        if self._prefill_chunk < 1 or self._prefill_chunk > (pool.max_append_tokens or self._prefill_chunk):
+            raise InvalidArgument(
+                f"a prefill chunk has {self._prefill_chunk} tokens; it must be from 1 to the pool's "
+                f"max_append_tokens, {pool.max_append_tokens}"
+            )
+        self._pool = pool
+        self._storage = storage
+        self._waiting = WaitingQueue()
+        self._running: dict[str, _Running] = {}  # in arrival order
+        self._in_flight: ScheduledStep | None = None
+        self._windowed_groups = [i for i, group in enumerate(pool.groups) if group.spec.window is not None]
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._running)
+
+    def add(self, state: RequestState, storage: StorageKind | None = None) -> None:
+        """Put a request at the end of the line.
+
+        Raises `InvalidRequest` (id in use, empty prompt, no room for a token) or `CapacityError` (can never fit).
+        """
+        request_id = state.request.request_id
+        if request_id in self._running or request_id in self._waiting:
+            raise InvalidRequest(f"request id {request_id!r} is in use; choose another")
+        self._waiting.push(admit_to_queue(self._pool, state, storage or self._storage))
+
+    def schedule(self) -> ScheduledStep | None:
+        """Admit whom there is room for and lay out the next step; None if there is nothing to compute.
+
+        Blocks are taken and tokens counted as written in the pool at once. Raises `InvalidArgument` while a step is
+        out; whatever it raises, every request stays where it was.
+        """
+        if self._in_flight is not None:
+            raise InvalidArgument("a step is still out; complete or cancel it before the next")
+        decision = decide_tick(self._view())
+        if not decision.shares:
+            return None
+        with ExitStack() as undo:
+            self._in_flight = self._lay_out(decision, undo)
+            undo.pop_all()
+        return self._in_flight
+
+    def complete(self, step: ScheduledStep, sampled: Sequence[int | None]) -> None:
+        """Record that `step` ran: `sampled[i]` is row i's new token id, None for rows that did not ask for one.
+
+        Requests that were finished or aborted meanwhile are passed over. Raises `InvalidArgument` if `step` is not
+        the one that is out, or `sampled` does not match its rows.
+        """
+        self._check_in_flight(step)
+        rows = step.batch.rows
+        if len(sampled) != len(rows):
+            raise InvalidArgument(f"{len(sampled)} sampled tokens were given for {len(rows)} rows")
+        for i, (row, token_id) in enumerate(zip(rows, sampled, strict=True)):
+            if row.sample is (token_id is None):
+                raise InvalidArgument(f"row {i} has sample={row.sample} but its sampled token is {token_id}")
+        self._in_flight = None
+        for running, row, token_id in zip(self._tenants(step), rows, sampled, strict=True):
+            if running is None:
+                continue
+            running.state.num_computed_tokens += row.num_tokens
+            if token_id is not None:
+                running.state.output_token_ids.append(token_id)
+            self._trim_windows(running)
+
+    def cancel(self, step: ScheduledStep) -> None:
+        """Take `step` back because it failed to run: the next `schedule` lays out the same rows in the same blocks.
+
+        Raises `InvalidArgument` if `step` is not the one that is out.
+        """
+        self._check_in_flight(step)
+        self._in_flight = None
+        for running, row in zip(self._tenants(step), step.batch.rows, strict=True):
+            if running is not None:
+                self._pool.rollback_append(running.handle, row.num_tokens)
+
+    def finish(self, request_id: str, reason: FinishReason) -> None:
+        """End a request, waiting or running; its blocks are free at once. Raises `InvalidArgument` if it is unknown.
+
+        While a step is out, call this only once nothing of that step can still write.
+        """
+        if not self._remove(request_id, reason):
+            raise InvalidArgument(f"request {request_id!r} is neither waiting nor running")
+
+    def abort(self, request_id: str) -> bool:
+        """`finish` with reason `abort`; False if the request is unknown, for it may just have ended by itself."""
+        return self._remove(request_id, "abort")
+
+    def _view(self) -> SchedulerView:
+        pool = self._pool
+        waiting = tuple(
+            WaitingView(
+                request_id=w.state.request.request_id,
+                num_remaining=w.state.num_tokens - w.state.num_computed_tokens,
+                blocks=w.blocks,
+                contiguous=w.storage is StorageKind.DENSE,
+            )
+            for w in self._waiting.head(pool.num_free_slots)
+        )
+        nothing = (0,) * len(pool.groups)
+        return SchedulerView(
+            running=tuple(RunningView(request_id, r.num_remaining) for request_id, r in self._running.items()),
+            waiting=waiting,
+            free_slots=pool.num_free_slots,
+            available_blocks=pool.available_blocks() if waiting else nothing,
+            longest_runs=pool.longest_runs() if any(w.contiguous for w in waiting) else nothing,
+            max_batch_tokens=self._max_batch_tokens,
+            prefill_chunk=self._prefill_chunk,
+        )
+
+    def _lay_out(self, decision: Decision, undo: ExitStack) -> ScheduledStep:
+        for request_id in decision.admitted:
+            self._start(request_id, undo)
+        rows, states = [], []
+        for share in decision.shares:
+            running = self._running[share.request_id]
+            rows.append(self._row(running, share.num_tokens))
+            states.append(running.state)
+            undo.callback(self._pool.rollback_append, running.handle, share.num_tokens)
+        return ScheduledStep(StepBatch(tuple(rows)), tuple(states))
+
+    def _start(self, request_id: str, undo: ExitStack) -> None:
+        """Move a request from the line to a slot. Undone in reverse, so the line gets its old order back."""
+        waiting = self._waiting.pop(request_id)
+        undo.callback(self._waiting.push_front, waiting)
+        handle = self._pool.allocate(request_id, waiting.storage, waiting.state.max_total_tokens)
+        self._running[request_id] = _Running(waiting, handle)
+        waiting.state.slot = handle.slot
+        undo.callback(self._stop, request_id)
+
+    def _stop(self, request_id: str) -> None:
+        running = self._running.pop(request_id)
+        self._pool.release(running.handle)
+        running.state.slot = None
+
+    def _row(self, running: _Running, num_tokens: int) -> StepRow:
+        state, handle = running.state, running.handle
+        start = state.num_computed_tokens
+        live_start = self._pool.live_start(handle)
+        return StepRow(
+            slot=handle.slot,
+            generation=handle.generation,
+            storage=running.waiting.storage,
+            token_ids=state.tokens(start, start + num_tokens),
+            start=start,
+            fresh=self._pool.append(handle, num_tokens),
+            live_start=live_start,
+            sample=num_tokens == running.num_remaining,
+        )
+
+    def _tenants(self, step: ScheduledStep) -> list[_Running | None]:
+        """Per row, its request if that still runs in the same tenancy of its slot."""
+        tenants = []
+        for row, state in zip(step.batch.rows, step.states, strict=True):
+            running = self._running.get(state.request.request_id)
+            same = running is not None and running.handle == (row.slot, row.generation)
+            tenants.append(running if same else None)
+        return tenants
+
+    def _trim_windows(self, running: _Running) -> None:
+        if running.waiting.storage is StorageKind.PAGED:
+            written = self._pool.written(running.handle)
+            for group in self._windowed_groups:
+                self._pool.trim_front(running.handle, group, self._pool.groups[group].spec.first_visible(written))
+
+    def _remove(self, request_id: str, reason: FinishReason) -> bool:
+        if request_id in self._waiting:
+            state = self._waiting.pop(request_id).state
+        elif request_id in self._running:
+            state = self._running[request_id].state
+            self._stop(request_id)
+        else:
+            return False
+        state.finish_reason = reason
+        if not self._running:
+            self._pool.check_integrity()
+        return True
+
+    def _check_in_flight(self, step: ScheduledStep) -> None:
+        if step is not self._in_flight:
+            raise InvalidArgument("this step is not out; each scheduled step ends once, in complete or cancel")
