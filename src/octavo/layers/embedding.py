@@ -1,0 +1,18 @@
+"""Token embeddings."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+class Embedding:
+    """A table [V, H] looked up by token id; rows come out in float32, times `scale`."""
+
+    def __init__(self, weight: Tensor, *, scale: float = 1.0) -> None:
+        self._weight = weight
+        self._scale = scale
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        """token_ids [T] int64 -> [T, H] float32."""
+        rows = self._weight[token_ids].float()
+        return rows if self._scale == 1.0 else rows * self._scale

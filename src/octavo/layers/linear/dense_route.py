@@ -1,0 +1,63 @@
+"""Weights in the compute dtype through the library's own matrix product: float32 on CPU, any dtype on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from octavo.layers.linear.route import RouteProperties
+from octavo.layers.quant_tensor import QuantTensor
+
+
+class DenseWeight:
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+
+    @property
+    def num_bytes(self) -> int:
+        return self.weight.numel() * self.weight.itemsize
+
+    def apply(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+    def apply_float32(self, x: Tensor) -> Tensor:
+        if self.weight.dtype == torch.float32:
+            return F.linear(x, self.weight)
+        return torch.mm(x, self.weight.t(), out_dtype=torch.float32)
+
+
+class DenseRoute:
+    """Not row-invariant: the library picks its kernel, and so its order of addition, by the number of rows."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype = dtype
+        self._device = device
+
+    @property
+    def properties(self) -> RouteProperties:
+        error = 0.0 if self._dtype == torch.float32 else torch.finfo(self._dtype).eps / 2
+        return RouteProperties(str(self._dtype).removeprefix("torch."), row_invariant=False, weight_error=error)
+
+    def refusal(self, shards: Sequence[QuantTensor]) -> str | None:  # noqa: ARG002
+        return None
+
+    def pack(self, shards: Sequence[QuantTensor]) -> DenseWeight:
+        return DenseWeight(stack(shards, self._dtype).to(self._device))
+
+    def bytes_per_weight(self) -> float:
+        return float(self._dtype.itemsize)
+
+
+def stack(shards: Sequence[QuantTensor], dtype: torch.dtype) -> Tensor:
+    """Shards [N_i, K] dequantised into one [sum N_i, K] tensor, without holding any of them twice in float32."""
+    if len(shards) == 1:
+        return shards[0].dequantize(dtype)
+    out = torch.empty(sum(shard.shape[0] for shard in shards), *shards[0].shape[1:], dtype=dtype)
+    start = 0
+    for shard in shards:
+        out[start : start + shard.shape[0]] = shard.dequantize(dtype)
+        start += shard.shape[0]
+    return out

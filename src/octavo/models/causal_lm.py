@@ -1,0 +1,33 @@
+"""What every model file offers to the engine."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Protocol
+
+from torch import Tensor
+
+from octavo.cache.spec import LayerSpec
+from octavo.layers.attention import AttentionCache
+from octavo.models.config import ModelConfig
+from octavo.models.weights import WeightSource
+
+
+class CausalLM(Protocol):
+    """A decoder-only language model. Holds weights and no state: what was said before lies in the cache."""
+
+    supports_paged: ClassVar[bool]
+
+    def __init__(self, config: ModelConfig, weights: WeightSource) -> None: ...
+
+    @staticmethod
+    def kv_layout(config: ModelConfig) -> list[LayerSpec]:
+        """One spec per layer."""
+        ...
+
+    def forward(self, token_ids: Tensor, positions: Tensor, limit: int, cache: AttentionCache) -> Tensor:
+        """Packed token_ids [T] and positions [T] int64, all below `limit` -> final hidden states [T, H] float32."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [R, H] float32 -> [R, V] float32."""
+        ...

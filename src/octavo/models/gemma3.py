@@ -1,0 +1,98 @@
+"""Gemma 3: sliding and full layers with their own rotary bases, q/k norms, scaled embeddings, norms after each part."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from octavo.cache.spec import LayerSpec
+from octavo.layers.attention import Attention, AttentionCache
+from octavo.layers.mlp import GatedMLP
+from octavo.layers.norm import RMSNorm
+from octavo.layers.rope_scaling import RopeScaling
+from octavo.layers.rotary import Rotary, Rotation
+from octavo.models.config import ModelConfig
+from octavo.models.llama import attention_spec
+from octavo.models.weights import WeightSource
+
+_NORM_OFFSET = 1.0  # Gemma multiplies by 1 + weight
+
+
+class Gemma3Block:
+    """x += norm(attention(norm(x))); x += norm(mlp(norm(x))); all norms and x are float32."""
+
+    def __init__(self, attention: Attention, mlp: GatedMLP, norms: tuple[RMSNorm, RMSNorm, RMSNorm, RMSNorm]) -> None:
+        self._attention = attention
+        self._mlp = mlp
+        self._input_norm, self._post_attention_norm, self._pre_mlp_norm, self._post_mlp_norm = norms
+
+    def __call__(self, x: Tensor, rotation: Rotation, cache: AttentionCache, dtype: torch.dtype) -> Tensor:
+        attended = self._attention(self._input_norm(x).to(dtype), rotation, cache)
+        x = x + self._post_attention_norm(attended.float())
+        return x + self._post_mlp_norm(self._mlp(self._pre_mlp_norm(x).to(dtype)).float())
+
+
+class Gemma3ForCausalLM:
+    """The text model. Sliding layers rotate with `rope_local_theta` and no scaling, full ones with `rope_theta`."""
+
+    supports_paged: ClassVar[bool] = True
+
+    def __init__(self, config: ModelConfig, weights: WeightSource) -> None:
+        self._dtype = weights.dtype
+        self._softcap = config.final_logit_softcapping
+        self._embed, self._head = weights.embedding_and_head(
+            tied=config.tie_word_embeddings, scale=config.hidden_size**0.5
+        )
+        self._layer_types = config.layer_types
+        self._blocks = [_block(config, weights, i, spec) for i, spec in enumerate(self.kv_layout(config))]
+        self._norm = weights.norm("model.norm", config.rms_norm_eps, offset=_NORM_OFFSET)
+        local_theta = config.rope_theta if config.rope_local_theta is None else config.rope_local_theta
+        limit, device = config.max_position_embeddings, weights.device
+        self._rotary = {
+            "full_attention": Rotary(config.head_dim, config.rope_theta, config.rope_scaling, limit, device),
+            "sliding_attention": Rotary(config.head_dim, local_theta, RopeScaling(), limit, device),
+        }
+
+    @staticmethod
+    def kv_layout(config: ModelConfig) -> list[LayerSpec]:
+        scale = (config.query_pre_attn_scalar or config.head_dim) ** -0.5
+        return [attention_spec(config, kind, scale=scale) for kind in config.layer_types]
+
+    def forward(self, token_ids: Tensor, positions: Tensor, limit: int, cache: AttentionCache) -> Tensor:
+        x = self._embed(token_ids)
+        rotation = {kind: rotary.at(positions, limit) for kind, rotary in self._rotary.items()}
+        for block, kind in zip(self._blocks, self._layer_types, strict=True):
+            x = block(x, rotation[kind], cache, self._dtype)
+        return self._norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits = self._head.float32(hidden.to(self._dtype))
+        return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
+
+
+def _block(config: ModelConfig, weights: WeightSource, i: int, spec: LayerSpec) -> Gemma3Block:
+    layer = f"model.layers.{i}"
+
+    def norm(name: str) -> RMSNorm:
+        return weights.norm(f"{layer}.{name}", config.rms_norm_eps, offset=_NORM_OFFSET)
+
+    attention = Attention(
+        i,
+        spec,
+        weights.linear(f"{layer}.self_attn.qkv_proj"),
+        weights.linear(f"{layer}.self_attn.o_proj"),
+        q_norm=norm("self_attn.q_norm"),
+        k_norm=norm("self_attn.k_norm"),
+    )
+    mlp = GatedMLP(
+        weights.linear(f"{layer}.mlp.gate_up_proj"), weights.linear(f"{layer}.mlp.down_proj"), config.hidden_act
+    )
+    norms = (
+        norm("input_layernorm"),
+        norm("post_attention_layernorm"),
+        norm("pre_feedforward_layernorm"),
+        norm("post_feedforward_layernorm"),
+    )
+    return Gemma3Block(attention, mlp, norms)

@@ -1,0 +1,92 @@
+"""Llama, and what shares its form: Mistral, SmolLM2. Pre-norm blocks, rotary attention, gated SiLU MLP."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from octavo.cache.spec import LayerSpec
+from octavo.layers.attention import Attention, AttentionCache
+from octavo.layers.mlp import GatedMLP
+from octavo.layers.norm import RMSNorm
+from octavo.layers.rotary import Rotary, Rotation
+from octavo.models.config import ModelConfig
+from octavo.models.weights import WeightSource
+
+
+class LlamaBlock:
+    """x += attention(norm(x)); x += mlp(norm(x)); x is float32, what the linears see is in the compute dtype."""
+
+    def __init__(self, input_norm: RMSNorm, attention: Attention, mlp_norm: RMSNorm, mlp: GatedMLP) -> None:
+        self._input_norm = input_norm
+        self._attention = attention
+        self._mlp_norm = mlp_norm
+        self._mlp = mlp
+
+    def __call__(self, x: Tensor, rotation: Rotation, cache: AttentionCache, dtype: torch.dtype) -> Tensor:
+        x = x + self._attention(self._input_norm(x).to(dtype), rotation, cache)
+        return x + self._mlp(self._mlp_norm(x).to(dtype))
+
+
+class LlamaForCausalLM:
+    """Parameters carry Hugging Face's names."""
+
+    supports_paged: ClassVar[bool] = True
+    qk_norm: ClassVar[bool] = False
+
+    def __init__(self, config: ModelConfig, weights: WeightSource) -> None:
+        self._dtype = weights.dtype
+        self._embed, self._head = weights.embedding_and_head(tied=config.tie_word_embeddings)
+        self._blocks = [self._block(config, weights, i, spec) for i, spec in enumerate(self.kv_layout(config))]
+        self._norm = weights.norm("model.norm", config.rms_norm_eps)
+        self._rotary = Rotary(
+            config.head_dim, config.rope_theta, config.rope_scaling, config.max_position_embeddings, weights.device
+        )
+
+    @staticmethod
+    def kv_layout(config: ModelConfig) -> list[LayerSpec]:
+        return [attention_spec(config, kind) for kind in config.layer_types]
+
+    def _block(self, config: ModelConfig, weights: WeightSource, i: int, spec: LayerSpec) -> LlamaBlock:
+        layer, eps = f"model.layers.{i}", config.rms_norm_eps
+        attention = Attention(
+            i,
+            spec,
+            weights.linear(f"{layer}.self_attn.qkv_proj"),
+            weights.linear(f"{layer}.self_attn.o_proj"),
+            q_norm=weights.norm(f"{layer}.self_attn.q_norm", eps) if self.qk_norm else None,
+            k_norm=weights.norm(f"{layer}.self_attn.k_norm", eps) if self.qk_norm else None,
+        )
+        mlp = GatedMLP(
+            weights.linear(f"{layer}.mlp.gate_up_proj"), weights.linear(f"{layer}.mlp.down_proj"), config.hidden_act
+        )
+        input_norm = weights.norm(f"{layer}.input_layernorm", eps)
+        return LlamaBlock(input_norm, attention, weights.norm(f"{layer}.post_attention_layernorm", eps), mlp)
+
+    def forward(self, token_ids: Tensor, positions: Tensor, limit: int, cache: AttentionCache) -> Tensor:
+        x = self._embed(token_ids)
+        rotation = self._rotary.at(positions, limit)
+        for block in self._blocks:
+            x = block(x, rotation, cache, self._dtype)
+        return self._norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._head.float32(hidden.to(self._dtype))
+
+
+def attention_spec(config: ModelConfig, layer_type: str, *, scale: float | None = None) -> LayerSpec:
+    """Spec of one attention layer of `config`; the score scale is 1/sqrt(head size) unless given."""
+    sliding = layer_type == "sliding_attention"
+    return LayerSpec(
+        kind="sliding" if sliding else "full",
+        num_q_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        k_dim=config.head_dim,
+        v_dim=config.head_dim,
+        scale=config.head_dim**-0.5 if scale is None else scale,
+        window=config.sliding_window if sliding else None,
+        softcap=config.attn_logit_softcapping,
+        sink_logits=False,
+    )

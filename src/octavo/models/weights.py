@@ -1,0 +1,80 @@
+"""Where model files get their parts: a checkpoint's tensors, packed for the chosen routes as they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from octavo.layers.embedding import Embedding
+from octavo.layers.linear import Linear, LinearRoute, PackedWeight
+from octavo.layers.linear.dense_route import DenseWeight
+from octavo.layers.norm import RMSNorm
+from octavo.models.checkpoint import Checkpoint
+
+PackedModules = Mapping[str, Sequence[str]]
+
+# Linears that every family here fuses: one product, its shards stacked in this order.
+PACKED_MODULES: PackedModules = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+
+
+class WeightSource:
+    """Packs tensors one module at a time, so that no more than one is held twice. `routes` is (preferred, fallback)."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        routes: tuple[LinearRoute, LinearRoute],
+        dtype: torch.dtype,
+        device: torch.device,
+        on_bytes: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._preferred, self._fallback = routes
+        self.dtype = dtype
+        self.device = device
+        self._on_bytes = on_bytes
+        self.num_bytes = 0
+        self.route_counts: dict[str, int] = {}
+
+    def linear(self, name: str, packed_modules: PackedModules = PACKED_MODULES) -> Linear:
+        """The linear `name`, e.g. `model.layers.0.self_attn.qkv_proj`, of one shard or several."""
+        prefix, _, module = name.rpartition(".")
+        parts = [f"{prefix}.{part}" for part in packed_modules.get(module, (module,))]
+        weight = self._pack([f"{part}.weight" for part in parts], self._preferred)
+        biases = [f"{part}.bias" for part in parts]
+        if biases[0] not in self._checkpoint:
+            return Linear(weight)
+        return Linear(weight, torch.cat([self._tensor(bias, torch.float32) for bias in biases]))
+
+    def norm(self, name: str, eps: float, *, offset: float = 0.0) -> RMSNorm:
+        return RMSNorm(self._tensor(f"{name}.weight", torch.float32), eps, offset=offset)
+
+    def embedding_and_head(self, *, tied: bool, scale: float = 1.0) -> tuple[Embedding, Linear]:
+        """Input embedding and output head; tied and unpacked, they share one table."""
+        embed = "model.embed_tokens.weight"
+        head = self._pack([embed if tied else "lm_head.weight"], self._fallback)
+        if tied and isinstance(head, DenseWeight):
+            return Embedding(head.weight, scale=scale), Linear(head)
+        return Embedding(self._tensor(embed, self.dtype), scale=scale), Linear(head)
+
+    def _pack(self, names: Sequence[str], preferred: LinearRoute) -> PackedWeight:
+        shards = [self._checkpoint.tensor(name) for name in names]
+        route = preferred if preferred.refusal(shards) is None else self._fallback
+        weight = route.pack(shards)
+        self.num_bytes += weight.num_bytes
+        name = route.properties.name
+        self.route_counts[name] = self.route_counts.get(name, 0) + 1
+        self._on_bytes(sum(shard.num_bytes for shard in shards))
+        return weight
+
+    def _tensor(self, name: str, dtype: torch.dtype) -> Tensor:
+        shard = self._checkpoint.tensor(name)
+        tensor = shard.dequantize(dtype).to(self.device)
+        self.num_bytes += tensor.numel() * tensor.itemsize
+        self._on_bytes(shard.num_bytes)
+        return tensor

@@ -1,0 +1,39 @@
+"""The memory of one layer's K and V: blocks for every slot, and a ring per slot where the layer is bounded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.cache.spec import LayerSpec
+from octavo.storage.codec import Codec, RowStore
+
+
+@dataclass(frozen=True, slots=True)
+class KVRows:
+    """K and V of the same tokens, encoded; written and read together."""
+
+    k: RowStore
+    v: RowStore
+
+    @classmethod
+    def allocate(cls, spec: LayerSpec, num_rows: int, k_codec: Codec, v_codec: Codec, device: torch.device) -> KVRows:
+        return cls(
+            k=k_codec.allocate(num_rows, spec.num_kv_heads, spec.k_dim, device),
+            v=v_codec.allocate(num_rows, spec.num_kv_heads, spec.v_dim, device),
+        )
+
+    def write(self, rows: Tensor, k: Tensor, v: Tensor) -> None:
+        """k [T, Hkv, Dk] and v [T, Hkv, Dv] into rows [T]."""
+        self.k.write(rows, k)
+        self.v.write(rows, v)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStore:
+    """`blocks` holds `num_blocks * block_size` rows; `ring` holds `max_seqs * window` rows, or None."""
+
+    blocks: KVRows
+    ring: KVRows | None

@@ -1,0 +1,66 @@
+"""The ways a step can attend, and the count of those taken, each with its reason."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import Enum
+
+from octavo.errors import InvalidRequest
+
+
+class Route(Enum):
+    """How one group of rows stores and attends in one step."""
+
+    DENSE = "dense"
+    RING = "ring"
+    GATHER = "gather"
+
+
+@dataclass(slots=True)
+class RouteCounts:
+    """Rows planned per route and reason since construction: one count per row, group and step."""
+
+    counts: Counter[tuple[Route, str]] = field(default_factory=Counter)
+
+    def add(self, route: Route, reason: str) -> None:
+        self.counts[route, reason] += 1
+
+    def by_route(self) -> dict[str, int]:
+        totals: Counter[str] = Counter()
+        for (route, _), count in self.counts.items():
+            totals[route.value] += count
+        return dict(totals)
+
+
+@dataclass(frozen=True, slots=True)
+class RouteSwitches:
+    """Environment switches, read once when a cache is built.
+
+    `OCTAVO_PAGED_ATTENTION_NATIVE`: 0 forces gather end to end, 1 asks for the fused kernel wherever one exists.
+    `OCTAVO_SDPA_DETERMINISTIC`: 1 pins deterministic kernels.
+    """
+
+    native: bool | None = None
+    deterministic: bool = False
+
+    @classmethod
+    def from_environment(cls) -> RouteSwitches:
+        native = _switch("OCTAVO_PAGED_ATTENTION_NATIVE")
+        return cls(native=native, deterministic=_switch("OCTAVO_SDPA_DETERMINISTIC") or False)
+
+    def gather_reason(self, device_type: str) -> str:
+        """Why a paged row takes `gather`."""
+        if self.native is False:
+            return "OCTAVO_PAGED_ATTENTION_NATIVE=0"
+        return f"no fused kernel on {device_type}"
+
+
+def _switch(name: str) -> bool | None:
+    value = os.environ.get(name, "")
+    if value == "":
+        return None
+    if value not in ("0", "1"):
+        raise InvalidRequest(f"{name} is {value!r}; set it to 0 or 1, or unset it")
+    return value == "1"
