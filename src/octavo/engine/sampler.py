@@ -1,0 +1,153 @@
+"""Turns a step's logits into one token id per row. Owns the order of the sampling steps, not their arithmetic
+(`sampling_*.py`), and nothing about requests, text or stopping."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.engine.sampling_adjustments import adjust
+from octavo.engine.sampling_filters import filters, keep_mask, shortlist
+from octavo.engine.sampling_logprobs import token_logprobs
+from octavo.engine.sampling_random import TokenNoise, row_key
+from octavo.engine.sampling_workspace import Workspace
+from octavo.outputs import TokenLogprobs
+from octavo.sampling_params import SamplingParams
+
+_SMALLEST_TEMPERATURE = torch.finfo(torch.float32).tiny  # what is smaller would become 0 in float32
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerRow:
+    """One row to sample. `position` is the index that the new token will have in prompt + output.
+
+    The token ids are read only if `params` has penalties, and never changed or kept.
+    """
+
+    params: SamplingParams
+    seed: int
+    choice: int
+    position: int
+    prompt_token_ids: Sequence[int]
+    output_token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleResult:
+    """Per row, in the order given: the token id, its log-probabilities if asked for, the error or None.
+
+    A row with an error has token id -1 and no log-probabilities.
+    """
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs | None]
+    errors: list[str | None]
+
+
+class Sampler:
+    """Samples rows independently: a row's result is bitwise the same in any batch, at any place in it.
+
+    The steps, in order: logit bias, repetition penalty, presence and frequency penalties, temperature, min-p, top-k,
+    top-p, and the draw: the largest of logit + Gumbel noise (Gumbel-max), which picks each token with its softmax
+    probability. Temperature 0 takes the largest logit after the penalties, the lowest id among equals.
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device | str) -> None:
+        self._vocab_size = vocab_size
+        self._device = torch.device(device)
+        self._workspace = Workspace(self._device)
+        self._noise = TokenNoise(vocab_size, self._workspace)
+
+    @torch.no_grad()
+    def sample(self, logits: Tensor, rows: Sequence[SamplerRow]) -> SampleResult:
+        """Sample one token for each row of `logits`, float32 `[len(rows), V]`, which are left unchanged.
+
+        A row that holds NaN or +inf, or nothing but -inf, gets an error; the others are not affected by it.
+        The host waits for the device once, and once more if a row asks for log-probabilities.
+        """
+        assert logits.shape == (len(rows), self._vocab_size), f"{tuple(logits.shape)} logits for {len(rows)} rows"
+        assert logits.dtype == torch.float32, f"logits are {logits.dtype}"
+        if not rows:
+            return SampleResult([], [], [])
+        adjusted = adjust(logits, rows)
+        best, token_ids = adjusted.max(dim=1)  # NaN wins over every number; the first of equals is taken
+        sound = best.isfinite()
+        for part in self._parts([i for i, row in enumerate(rows) if not row.params.greedy]):
+            token_ids[part] = self._draw(_take(adjusted, part), _take(best, part), [rows[i] for i in part])
+        host_ids: list[int] = torch.where(sound, token_ids, -1).tolist()
+        return SampleResult(
+            host_ids,
+            self._logprobs(logits, token_ids, host_ids, rows),
+            [None if token_id >= 0 else _fault(row) for token_id, row in zip(host_ids, rows, strict=True)],
+        )
+
+    def _draw(self, logits: Tensor, best: Tensor, rows: Sequence[SamplerRow]) -> Tensor:
+        """Token ids `[R]` drawn from `logits` `[R, V]` whose row maxima are `best` `[R]`."""
+        z = self._scaled(logits, best[:, None], rows)
+        token_ids, row_weight = None, None
+        filtered = any(filters(row.params, self._vocab_size) for row in rows)
+        if filtered and self._device.type == "cpu":
+            listed = shortlist(z, rows[0].params, self._workspace)
+            if listed is not None:
+                token_ids, row_weight = listed
+                z = z[:, token_ids]
+        scores = self._noise.gumbel([row_key(row.seed, row.choice, row.position) for row in rows], token_ids).add_(z)
+        if filtered:
+            keep = keep_mask(z, [row.params for row in rows], self._workspace, row_weight)
+            scores.masked_fill_(~keep, -torch.inf)
+        winners = scores.max(dim=1).indices
+        return winners if token_ids is None else token_ids[winners]
+
+    def _scaled(self, logits: Tensor, best: Tensor, rows: Sequence[SamplerRow]) -> Tensor:
+        """`(logits - best) / temperature`: float32 `[R, V]`, 0 for the best token, less for the others. Scratch.
+
+        Shifting before dividing keeps the top finite at tiny temperatures. An unsound row becomes zeros: what it draws
+        is thrown away, but it must not upset integer sums and indices.
+        """
+        temperatures = [max(row.params.temperature, _SMALLEST_TEMPERATURE) for row in rows]
+        divisor = torch.tensor(temperatures, dtype=torch.float32, device=logits.device)[:, None]
+        z = self._workspace.take("z", len(rows), self._vocab_size, torch.float32)
+        return torch.sub(logits, best, out=z).div_(divisor).masked_fill_(~best.isfinite(), 0.0)
+
+    def _logprobs(
+        self, logits: Tensor, token_ids: Tensor, host_ids: Sequence[int], rows: Sequence[SamplerRow]
+    ) -> list[TokenLogprobs | None]:
+        results: list[TokenLogprobs | None] = [None] * len(rows)
+        for part in self._parts([i for i, row in enumerate(rows) if _wants_logprobs(row) and host_ids[i] >= 0]):
+            counts = [rows[i].params.logprobs or 0 for i in part]
+            found = token_logprobs(_take(logits, part), _take(token_ids, part), counts, self._workspace)
+            for index, logprobs in zip(part, found, strict=True):
+                results[index] = logprobs
+        return results
+
+    def _parts(self, indices: list[int]) -> Iterator[list[int]]:
+        """Rows to work on together: all of them, but one by one on a CPU.
+
+        A vectorised CPU loop may round differently in its last, partial vector, and where that lies depends on the
+        number of rows. GPU kernels compute an element the same way wherever it lies.
+        """
+        if self._device.type != "cpu":
+            if indices:
+                yield indices
+            return
+        for index in indices:
+            yield [index]
+
+
+def _take(tensor: Tensor, rows: list[int]) -> Tensor:
+    """The given rows; a view where it is one row."""
+    return tensor[rows[0] : rows[0] + 1] if len(rows) == 1 else tensor[rows]
+
+
+def _wants_logprobs(row: SamplerRow) -> bool:
+    return row.params.logprobs is not None
+
+
+def _fault(row: SamplerRow) -> str:
+    return (
+        f"the logits at position {row.position} hold NaN or +inf, or are all -inf; "
+        "the model's weights or the compute dtype are at fault: try --dtype float32"
+    )
