@@ -16,7 +16,7 @@ from octavo.cache.refusals import (
     SlotsExhausted,
     StaleHandle,
 )
-from octavo.cache.sequence import BlockTable, SequenceHandle, SequenceState
+from octavo.cache.sequence import GroupTable, SequenceHandle, SequenceState
 from octavo.cache.spec import CacheGroup
 from octavo.step_batch import FreshBlocks, StorageKind
 
@@ -302,7 +302,7 @@ class CachePool:
                 )
         return written
 
-    def _dense_tables(self, max_tokens: int, keep: int) -> tuple[BlockTable, ...]:
+    def _dense_tables(self, max_tokens: int, keep: int) -> tuple[GroupTable, ...]:
         tables = self._empty_tables(keep)
         needed = self.blocks_needed(max_tokens, StorageKind.DENSE)
         taken: list[tuple[BlockPool, tuple[int, ...]]] = []
@@ -317,9 +317,9 @@ class CachePool:
             raise
         return tables
 
-    def _empty_tables(self, keep: int) -> tuple[BlockTable, ...]:
+    def _empty_tables(self, keep: int) -> tuple[GroupTable, ...]:
         kept = -(-keep // self.block_size)
-        return tuple([BlockTable([], keep, kept, kept) for _ in self.groups])
+        return tuple([GroupTable([], keep, kept, kept) for _ in self.groups])
 
     def _next_handle(self, slot: int) -> SequenceHandle:
         self._generations[slot] += 1

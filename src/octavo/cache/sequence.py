@@ -20,7 +20,7 @@ class SequenceHandle(NamedTuple):
 
 
 @dataclass(slots=True)
-class BlockTable:
+class GroupTable:
     """One group's blocks of one sequence, indexed by absolute block: block b covers `[b * size, (b + 1) * size)`.
 
         block_ids   [ kept | None … None | held … held | spare ]
@@ -61,7 +61,7 @@ class SequenceState:
     storage: StorageKind
     max_tokens: int
     keep: int
-    tables: tuple[BlockTable, ...]
+    tables: tuple[GroupTable, ...]
     written: int = 0
     rope_offset: int = 0
 
