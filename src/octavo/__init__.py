@@ -1,0 +1,43 @@
+"""The public API. Importing it loads no torch: `LLM` is imported on first use."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from octavo.errors import CapacityError, EngineFault, InvalidRequest, LoadError, OctavoError
+from octavo.outputs import Completion, RequestOutput
+from octavo.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from octavo.llm import LLM
+
+__all__ = [
+    "LLM",
+    "CapacityError",
+    "Completion",
+    "EngineFault",
+    "InvalidRequest",
+    "LoadError",
+    "OctavoError",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
+
+try:
+    __version__ = version("octavo")
+except PackageNotFoundError:  # run from a source tree that was never installed
+    __version__ = "0+unknown"
+
+
+def __getattr__(name: str) -> Any:
+    if name == "LLM":
+        from octavo.llm import LLM
+
+        return LLM
+    raise AttributeError(f"module 'octavo' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,66 @@
+"""The `octavo` command: which commands there are. Imports nothing heavy; a command imports what it runs itself."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from io import TextIOWrapper
+from typing import Annotated, NoReturn
+
+import typer
+
+import octavo
+from octavo.cli import store_commands
+from octavo.cli.errors import run_command
+
+app = typer.Typer(
+    name="octavo",
+    help="Run language models: one engine for the terminal, for Python and for a server.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+app.command("pull")(store_commands.pull)
+app.command("list")(store_commands.list_)
+app.command("rm")(store_commands.rm)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"octavo {octavo.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+def run(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command that `arguments` (default: the process's own) spell, and end the process."""
+    _use_utf8()
+    run_command(lambda: invoke(sys.argv[1:] if arguments is None else arguments))
+
+
+def invoke(arguments: Sequence[str]) -> None:
+    """Parse and run, leaving every exception to the caller.
+
+    Typer's own entry would turn some of them into boxes and exit codes of its own.
+    """
+    command = typer.main.get_command(app)
+    with command.make_context("octavo", list(arguments)) as context:
+        command.invoke(context)
+
+
+def _use_utf8() -> None:
+    """Output is UTF-8 whatever the locale, and names of files that are not UTF-8 come out as they are."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and stream.encoding.lower().replace("-", "") != "utf8":
+            stream.reconfigure(encoding="utf-8")
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="surrogateescape")
