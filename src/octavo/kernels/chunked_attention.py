@@ -17,7 +17,7 @@ from torch import Tensor
 
 KEY_CHUNK = 256
 MIN_ROWS = 16
-_MAX_SCORES = 1 << 21  # float32 scores held at once: 8 MiB
+MAX_SCORES = 1 << 21  # float32 scores held at once: 8 MiB
 
 _LOWEST = torch.finfo(torch.float32).min
 
@@ -56,7 +56,7 @@ def plan_span(start: int, stop: int, *, num_q_heads: int, window: int | None, de
     lo = 0 if window is None else max(0, start - window + 1)
     first_key = lo // KEY_CHUNK * KEY_CHUNK
     length = -(-(stop - first_key) // KEY_CHUNK) * KEY_CHUNK
-    rows_per_tile = max(1, min(128, _MAX_SCORES // (num_q_heads * length)))
+    rows_per_tile = max(1, min(128, MAX_SCORES // (num_q_heads * length)))
     k_position = torch.arange(first_key, first_key + length, device=device)
     tiles = []
     for q0 in range(start, stop, rows_per_tile):

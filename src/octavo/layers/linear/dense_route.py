@@ -39,16 +39,14 @@ class DenseRoute:
     @property
     def properties(self) -> RouteProperties:
         error = 0.0 if self._dtype == torch.float32 else torch.finfo(self._dtype).eps / 2
-        return RouteProperties(str(self._dtype).removeprefix("torch."), row_invariant=False, weight_error=error)
+        name = str(self._dtype).removeprefix("torch.")
+        return RouteProperties(name, False, error, float(self._dtype.itemsize), serves_embedding=True)
 
     def refusal(self, shards: Sequence[QuantTensor]) -> str | None:  # noqa: ARG002
         return None
 
     def pack(self, shards: Sequence[QuantTensor]) -> DenseWeight:
         return DenseWeight(stack(shards, self._dtype).to(self._device))
-
-    def bytes_per_weight(self) -> float:
-        return float(self._dtype.itemsize)
 
 
 def stack(shards: Sequence[QuantTensor], dtype: torch.dtype) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo.layers.linear.route import RouteProperties
-from octavo.layers.quant_tensor import AffineGroups, QuantTensor
+from octavo.layers.quant_tensor import QuantTensor
 
 _GROUPS = (32, 64, 128, 256)
 
@@ -40,7 +40,7 @@ class Int4Route:
     @property
     def properties(self) -> RouteProperties:
         # Scale and offset are both rounded, and |scale · code| and |offset| are at most twice the largest weight.
-        return RouteProperties("int4", row_invariant=True, weight_error=2 * torch.finfo(torch.bfloat16).eps)
+        return RouteProperties("int4", True, 2 * torch.finfo(torch.bfloat16).eps, bytes_per_weight=0.5 + 4 / 32)
 
     def refusal(self, shards: Sequence[QuantTensor]) -> str | None:
         if self._device.type != "cpu" or self._dtype != torch.bfloat16:
@@ -64,11 +64,4 @@ class Int4Route:
         # The kernel computes (code - 8) · scale + zero.
         zero = torch.cat([part.minimum for part in parts]) + 8 * scale
         pair = torch.stack((scale.t(), zero.t()), dim=-1).to(torch.bfloat16).contiguous()  # [K / group, N, 2]
-        return Int4Weight(packed, pair, _group(parts))
-
-    def bytes_per_weight(self) -> float:
-        return 0.5 + 4 / 32
-
-
-def _group(parts: Sequence[AffineGroups]) -> int:
-    return parts[0].group
+        return Int4Weight(packed, pair, parts[0].group)

@@ -39,7 +39,7 @@ class Int8Route:
 
     @property
     def properties(self) -> RouteProperties:
-        return RouteProperties("int8", row_invariant=True, weight_error=0.5 / 127 + torch.finfo(self._dtype).eps / 2)
+        return RouteProperties("int8", True, 0.5 / 127 + torch.finfo(self._dtype).eps / 2, bytes_per_weight=1.0)
 
     def refusal(self, shards: Sequence[QuantTensor]) -> str | None:
         if self._device.type != "cpu" or self._dtype != torch.bfloat16:
@@ -53,6 +53,3 @@ class Int8Route:
         scale = (weight.abs().amax(1) / 127).clamp_(min=1e-12).to(self._dtype)
         codes = (weight / scale.float()[:, None]).round_().clamp_(-128, 127).to(torch.int8)
         return Int8Weight(codes, scale)
-
-    def bytes_per_weight(self) -> float:
-        return 1.0

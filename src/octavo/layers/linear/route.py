@@ -17,12 +17,15 @@ from octavo.layers.quant_tensor import QuantTensor
 class RouteProperties:
     """What a route promises. `row_invariant`: a row's result is bitwise the same at every row count.
 
-    `weight_error` bounds |packed - w| relative to the largest |w| of its scale group (0: exact).
+    `bytes_per_weight` is memory per element, for the ledger. `serves_embedding`: the packed table can be looked up,
+    so that a tied embedding needs no copy. `weight_error` bounds |packed - w| relative to the largest |w| of its scale group (0: exact).
     """
 
     name: str
     row_invariant: bool
     weight_error: float
+    bytes_per_weight: float
+    serves_embedding: bool = False
 
 
 class PackedWeight(Protocol):
@@ -52,10 +55,6 @@ class LinearRoute(Protocol):
 
     def pack(self, shards: Sequence[QuantTensor]) -> PackedWeight:
         """Pack shards [N_i, K], stacked along N."""
-        ...
-
-    def bytes_per_weight(self) -> float:
-        """Bytes in memory per element, for the ledger."""
         ...
 
 

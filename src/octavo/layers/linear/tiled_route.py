@@ -79,7 +79,7 @@ class TiledRoute:
     @property
     def properties(self) -> RouteProperties:
         name = "tiled " + str(self._dtype).removeprefix("torch.")
-        return RouteProperties(name, row_invariant=True, weight_error=torch.finfo(self._dtype).eps / 2)
+        return RouteProperties(name, True, torch.finfo(self._dtype).eps / 2, float(self._dtype.itemsize))
 
     def refusal(self, shards: Sequence[QuantTensor]) -> str | None:  # noqa: ARG002
         return None
@@ -94,9 +94,6 @@ class TiledRoute:
         if shape not in self._uniform:
             self._uniform[shape] = _tile_is_uniform(packed, shape[1], self._dtype)
         return TiledWeight(packed, packed=True, uniform=self._uniform[shape], num_bytes=num_bytes)
-
-    def bytes_per_weight(self) -> float:
-        return float(self._dtype.itemsize)
 
 
 def _can_pack(dtype: torch.dtype) -> bool:

@@ -1,0 +1,188 @@
+"""The step loop: schedule, run, sample, hand out. One thread owns an `EngineCore` and calls `step`."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from octavo.cache.cache_pool import CachePool
+from octavo.cache.spec import group_layers
+from octavo.config import EngineConfig
+from octavo.engine.ledger import Ledger
+from octavo.engine.loaded_model import LoadedModel
+from octavo.engine.model_runner import ModelRunner
+from octavo.engine.output_processor import OutputProcessor
+from octavo.engine.sampler import Sampler, SamplerRow
+from octavo.errors import InvalidRequest
+from octavo.outputs import TextDelta, TokenLogprobs
+from octavo.request import Request, RequestState
+from octavo.scheduler.scheduler import ScheduledStep, Scheduler
+from octavo.step_batch import StepRow, StorageKind
+from octavo.storage import KVCache
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimes:
+    """Seconds from the first step to the first token, and from there to the last."""
+
+    prefill_s: float
+    decode_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepEvent:
+    """What a step did for one request: a piece of text, and at its end the times, or the fault that ended it."""
+
+    delta: TextDelta
+    logprobs: TokenLogprobs | None = None
+    times: RequestTimes | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class _Live:
+    state: RequestState
+    output: OutputProcessor
+    started: float | None = None
+    first_token: float | None = None
+
+
+class EngineCore:
+    """Continuous batching over one model. A request that fails ends alone; the others go on."""
+
+    def __init__(self, loaded: LoadedModel, config: EngineConfig, storage: StorageKind | None = None) -> None:
+        plan = loaded.plan
+        self.loaded = loaded
+        self.storage = storage or plan.storage.kind
+        self.ledger: Ledger = plan.ledger
+        groups = group_layers(loaded.model.kv_layout(plan.config))
+        self.pool = CachePool(
+            groups,
+            config.block_size,
+            self.ledger.num_blocks,
+            config.max_num_seqs,
+            max_append_tokens=min(config.prefill_chunk, config.max_batch_tokens),
+        )
+        cache = KVCache(
+            groups,
+            num_blocks=self.ledger.num_blocks,
+            block_size=config.block_size,
+            max_seqs=config.max_num_seqs,
+            max_context=self.ledger.max_context,
+            codecs=plan.codecs,
+            device=plan.device,
+            rings=self.storage is StorageKind.DENSE,
+        )
+        self.runner = ModelRunner(loaded, cache)
+        self._sampler = Sampler(plan.config.vocab_size, plan.device)
+        self._scheduler = Scheduler(self.pool, config.max_batch_tokens, config.prefill_chunk, self.storage)
+        self._live: dict[str, _Live] = {}
+
+    @property
+    def max_context(self) -> int:
+        return self.ledger.max_context
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    def check(self, request: Request) -> int:
+        """Most tokens (prompt and output) the request may reach. Raises `InvalidRequest` if it cannot be served."""
+        vocab_size = self.loaded.plan.config.vocab_size
+        prompt = request.prompt_token_ids
+        if not prompt:
+            raise InvalidRequest("the prompt has 0 tokens; give at least 1")
+        low, high = min(prompt), max(prompt)
+        if low < 0 or high >= vocab_size:
+            bad = low if low < 0 else high
+            raise InvalidRequest(f"the prompt has token id {bad}; the vocabulary has ids 0 to {vocab_size - 1}")
+        if len(prompt) >= self.max_context:
+            raise InvalidRequest(
+                f"the prompt has {len(prompt)} tokens; the context holds {self.max_context}, one of them for output: "
+                f"shorten it to at most {self.max_context - 1} or raise --max-context"
+            )
+        request.params.check_vocabulary(vocab_size)
+        wanted = request.params.max_tokens
+        return self.max_context if wanted is None else min(self.max_context, len(prompt) + wanted)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises `InvalidRequest` or `CapacityError`; then nothing was queued."""
+        limit = self.check(request)
+        state = RequestState(request, limit)
+        tokenizer = self.loaded.tokenizer
+        output = OutputProcessor(
+            tokenizer.detokenizer(),
+            tokenizer.eos_token_ids,
+            request.params,
+            limit - len(request.prompt_token_ids),
+            index=request.choice,
+            request_id=request.request_id,
+        )
+        self._scheduler.add(state)
+        self._live[request.request_id] = _Live(state, output)
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request, waiting or running; its blocks are free at once. Unknown ids are passed over."""
+        if self._live.pop(request_id, None) is not None:
+            self._scheduler.abort(request_id)
+
+    def abort_all(self) -> None:
+        for request_id in list(self._live):
+            self.abort(request_id)
+
+    def step(self) -> list[StepEvent]:
+        """Run one step. Returns an event for each request that got a token or ended; [] if there was no work."""
+        step = self._scheduler.schedule()
+        if step is None:
+            return []
+        now = time.perf_counter()
+        for state in step.states:
+            live = self._live[state.request.request_id]
+            live.started = now if live.started is None else live.started
+        try:
+            logits = self.runner.execute(step.batch)
+        except BaseException:
+            self._scheduler.cancel(step)
+            raise
+        sampled = [(row, state) for row, state in zip(step.batch.rows, step.states, strict=True) if row.sample]
+        result = self._sampler.sample(logits, [_sampler_row(state) for _, state in sampled])
+        return self._hand_out(step, sampled, result.token_ids, result.logprobs, result.errors)
+
+    def _hand_out(
+        self,
+        step: ScheduledStep,
+        sampled: list[tuple[StepRow, RequestState]],
+        token_ids: list[int],
+        logprobs: list[TokenLogprobs | None],
+        errors: list[str | None],
+    ) -> list[StepEvent]:
+        tokens = iter(token_ids)
+        self._scheduler.complete(step, [next(tokens) if row.sample else None for row in step.batch.rows])
+        now = time.perf_counter()
+        events = []
+        for (_, state), token_id, found, error in zip(sampled, token_ids, logprobs, errors, strict=True):
+            request_id = state.request.request_id
+            live = self._live[request_id]
+            if live.first_token is None:
+                live.first_token = now
+            delta = live.output.push(token_id) if error is None else live.output.abort("error")
+            times = None
+            if delta.finish_reason is not None:
+                times = RequestTimes(live.first_token - (live.started or now), now - live.first_token)
+                self._scheduler.finish(request_id, delta.finish_reason)
+                del self._live[request_id]
+            events.append(StepEvent(delta, found, times, error))
+        return events
+
+
+def _sampler_row(state: RequestState) -> SamplerRow:
+    request = state.request
+    return SamplerRow(
+        params=request.params,
+        seed=request.seed,
+        choice=request.choice,
+        position=state.num_tokens,
+        prompt_token_ids=request.prompt_token_ids,
+        output_token_ids=state.output_token_ids,
+    )
+

@@ -1,0 +1,89 @@
+"""What this process may use: threads, memory, device, and the compute dtype that suits them."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import torch
+
+from octavo.config import DeviceChoice, DtypeChoice
+from octavo.errors import InvalidRequest
+
+_CGROUP = Path("/sys/fs/cgroup")
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def choose_device(choice: DeviceChoice) -> torch.device:
+    """`auto` takes a CUDA device if torch sees one. Raises `InvalidRequest` if `cuda` was asked for and is absent."""
+    available = torch.cuda.is_available()
+    if choice == "cuda" and not available:
+        raise InvalidRequest("device is 'cuda', but torch sees no CUDA device here; use --device cpu")
+    return torch.device("cuda" if available and choice != "cpu" else "cpu")
+
+
+def choose_dtype(choice: DtypeChoice, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 where the device multiplies it in hardware, else float32."""
+    if choice != "auto":
+        return _DTYPES[choice]
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    return torch.bfloat16 if _cpu_has_bfloat16() else torch.float32
+
+
+def _cpu_has_bfloat16() -> bool:
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def choose_threads(choice: int | None) -> int:
+    """CPU threads: as asked, else what the scheduler's affinity mask and the cgroup's quota allow."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if choice is not None:
+        if choice > 4 * allowed:
+            raise InvalidRequest(
+                f"threads is {choice}; this process may use {allowed} CPUs, give at most {4 * allowed}"
+            )
+        return choice
+    quota, _, period = _read(_CGROUP / "cpu.max").partition(" ")
+    if quota.isdigit() and period.strip().isdigit():
+        allowed = min(allowed, max(1, int(quota) // int(period)))
+    return allowed
+
+
+def available_memory(device: torch.device) -> int:
+    """Bytes that a new allocation may take: on a CPU what the system and the cgroup have left, else the device's."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free)
+    limits = [_system_memory()]
+    limit, used = _read(_CGROUP / "memory.max").strip(), _read(_CGROUP / "memory.current").strip()
+    if limit.isdigit() and used.isdigit():
+        limits.append(int(limit) - int(used) + _reclaimable())
+    return max(0, min(limits))
+
+
+def _system_memory() -> int:
+    for line in _read(Path("/proc/meminfo")).splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        return int(os.sysconf("SC_PHYS_PAGES")) * int(os.sysconf("SC_PAGE_SIZE")) // 2
+    return 8 << 30
+
+
+def _reclaimable() -> int:
+    """File cache counted in the cgroup's usage, which the kernel gives back on demand."""
+    for line in _read(_CGROUP / "memory.stat").splitlines():
+        if line.startswith("inactive_file "):
+            return int(line.split()[1])
+    return 0
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,111 @@
+"""Opens a model's files, checks that it fits, and packs its weights."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from octavo.cache.storage_policy import StorageDecision, resolve_storage
+from octavo.config import EngineConfig
+from octavo.engine.hardware import available_memory, choose_device, choose_dtype, choose_threads
+from octavo.engine.ledger import Ledger, WeightWidths, plan_memory
+from octavo.errors import InvalidRequest
+from octavo.layers.linear import LinearRoute, choose_route
+from octavo.models.causal_lm import CausalLM
+from octavo.models.checkpoint import Checkpoint
+from octavo.models.config import ModelConfig
+from octavo.models.loaders import open_checkpoint
+from octavo.models.registry import model_class
+from octavo.models.weights import WeightSource
+from octavo.storage.codec import Codec, resolve_kv_dtype
+from octavo.tokenizer import Tokenizer
+
+Progress = Callable[[int, int], None]  # bytes packed so far, bytes in all
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """Everything decided before loading: what `octavo inspect` prints."""
+
+    checkpoint: Checkpoint
+    device: torch.device
+    dtype: torch.dtype
+    threads: int
+    routes: tuple[LinearRoute, LinearRoute]
+    codecs: tuple[Codec, Codec]
+    storage: StorageDecision
+    ledger: Ledger
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.checkpoint.config
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to run. Engines may share it; nothing in it changes."""
+
+    plan: ModelPlan
+    model: CausalLM
+    tokenizer: Tokenizer
+    weight_routes: dict[str, int]
+    load_s: float
+
+
+def plan_model(path: Path, config: EngineConfig, *, may_run_several: bool = True) -> ModelPlan:
+    """Open and check the files, choose device, dtype, routes and storage, and work out the ledger.
+
+    Raises `LoadError`, `CapacityError` or `InvalidRequest`; reads no weights.
+    """
+    checkpoint = open_checkpoint(path)
+    model = checkpoint.config
+    cls = model_class(model.model_type)
+    if config.max_context is not None and config.max_context > model.max_position_embeddings:
+        raise InvalidRequest(
+            f"max context is {config.max_context}; this model was made for {model.max_position_embeddings} tokens, "
+            "give at most that"
+        )
+    device = choose_device(config.device)
+    dtype = choose_dtype(config.dtype, device)
+    routes = choose_route(config.weights, dtype, device)
+    codecs = resolve_kv_dtype(config.kv_dtype, dtype)
+    several = may_run_several and config.max_num_seqs > 1
+    storage = resolve_storage(config.storage, model.model_type, device.type, cls.supports_paged, several)
+    widths = WeightWidths(
+        linear=routes[0].properties.bytes_per_weight,
+        head=routes[1].properties.bytes_per_weight,
+        embedding=0.0 if model.tie_word_embeddings and routes[1].properties.serves_embedding else float(dtype.itemsize),
+    )
+    ledger = plan_memory(
+        model,
+        cls.kv_layout(model),
+        config,
+        storage=storage.kind,
+        codecs=codecs,
+        widths=widths,
+        available=available_memory(device),
+    )
+    return ModelPlan(checkpoint, device, dtype, choose_threads(config.threads), routes, codecs, storage, ledger)
+
+
+def load_model(plan: ModelPlan, config: EngineConfig, progress: Progress = lambda done, total: None) -> LoadedModel:
+    """Read and pack the weights. Sets torch's thread count for the process."""
+    started = time.perf_counter()
+    torch.set_num_threads(plan.threads)
+    done = 0
+
+    def on_bytes(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(done, plan.checkpoint.num_bytes)
+
+    tokenizer = plan.checkpoint.tokenizer(force=config.force)
+    with torch.inference_mode():
+        weights = WeightSource(plan.checkpoint, plan.routes, plan.dtype, plan.device, on_bytes)
+        model = model_class(plan.config.model_type)(plan.config, weights)
+    return LoadedModel(plan, model, tokenizer, weights.route_counts, time.perf_counter() - started)
+

@@ -1,0 +1,39 @@
+"""Runs one `StepBatch` through the model: plain data in, logits of the sampled rows out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from octavo.engine.loaded_model import LoadedModel
+from octavo.step_batch import StepBatch
+from octavo.storage import KVCache
+
+
+class ModelRunner:
+    """A model and its K/V storage on one device."""
+
+    def __init__(self, loaded: LoadedModel, cache: KVCache) -> None:
+        self._model = loaded.model
+        self._device = loaded.plan.device
+        self.cache = cache
+
+    @torch.inference_mode()
+    def execute(self, batch: StepBatch) -> Tensor:
+        """Logits [R, V] float32 of the rows that ask for a sample, in batch order. Stores the K/V of every token."""
+        self.cache.plan(batch)
+        token_ids = [token for row in batch.rows for token in row.token_ids]
+        positions = [position for row in batch.rows for position in range(row.start, row.stop)]
+        hidden = self._model.forward(
+            torch.tensor(token_ids, device=self._device),
+            torch.tensor(positions, device=self._device),
+            max(row.stop for row in batch.rows),
+            self.cache,
+        )
+        ends: list[int] = []
+        end = 0
+        for row in batch.rows:
+            end += row.num_tokens
+            if row.sample:
+                ends.append(end - 1)
+        return self._model.logits(hidden[ends])

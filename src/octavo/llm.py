@@ -1,0 +1,235 @@
+"""The offline API: prompts in, finished texts out, or a stream of pieces. Synchronous, one thread."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from octavo.config import EngineConfig
+from octavo.engine.client import EngineClient, InProcessClient
+from octavo.engine.core import EngineCore, RequestTimes, StepEvent
+from octavo.engine.loaded_model import LoadedModel, Progress, load_model, plan_model
+from octavo.errors import EngineFault, InvalidRequest
+from octavo.outputs import Completion, FinishReason, RequestOutput, TextDelta, Timings, TokenLogprobs, Usage
+from octavo.request import Request
+from octavo.sampling_params import SamplingParams
+from octavo.step_batch import StorageKind
+from octavo.store import resolve_model
+from octavo.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class _Choice:
+    """A choice as it grows."""
+
+    index: int
+    pieces: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    times: RequestTimes | None = None
+
+    def take(self, event: StepEvent) -> None:
+        if event.error is not None:
+            raise EngineFault(f"request {event.delta.request_id} failed: {event.error}")
+        self.pieces.append(event.delta.text)
+        self.token_ids.extend(event.delta.token_ids)
+        if event.logprobs is not None:
+            self.logprobs.append(event.logprobs)
+        self.finish_reason, self.times = event.delta.finish_reason, event.times
+
+    def completion(self, params: SamplingParams) -> Completion:
+        assert self.finish_reason is not None
+        logprobs = None if params.logprobs is None else tuple(self.logprobs)
+        return Completion(self.index, "".join(self.pieces), tuple(self.token_ids), self.finish_reason, logprobs)
+
+
+class LLM:
+    """A loaded model. `generate` and `chat` run all their prompts as one continuously batched set.
+
+        llm = LLM("smollm2")
+        print(llm.generate("The capital of France is", SamplingParams(max_tokens=8))[0].outputs[0].text)
+
+    `model` is a `.gguf` file, a Hugging Face or MLX directory, an alias, or `repo[:quant]` on the Hugging Face hub;
+    keyword arguments are the fields of `EngineConfig`. Raises `LoadError`, `CapacityError` or `InvalidRequest`.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        progress: Progress = lambda done, total: None,
+        **settings: Any,
+    ) -> None:
+        config = engine_config(settings)
+        path = resolve_model(None if model is None else str(model))
+        loaded = load_model(plan_model(path, config), config, progress)
+        self._attach(loaded, config, None)
+
+    @classmethod
+    def over(cls, loaded: LoadedModel, config: EngineConfig, storage: StorageKind | None = None) -> LLM:
+        """An engine of its own over weights that are loaded already; `storage` overrides what the plan chose."""
+        llm = cls.__new__(cls)
+        llm._attach(loaded, config, storage)
+        return llm
+
+    def _attach(self, loaded: LoadedModel, config: EngineConfig, storage: StorageKind | None) -> None:
+        self.loaded = loaded
+        self.core = EngineCore(loaded, config, storage)
+        self._client: EngineClient = InProcessClient(self.core)
+        self._ids = itertools.count()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.loaded.tokenizer
+
+    @property
+    def max_context(self) -> int:
+        """Most tokens, prompt and output together, that a request may have."""
+        return self.core.max_context
+
+    def encode(self, prompt: Prompt, *, parse_special: bool = False) -> tuple[int, ...]:
+        """Token ids of a text; ids pass through as they are."""
+        if isinstance(prompt, str):
+            return tuple(self.tokenizer.encode(prompt, parse_special=parse_special))
+        for token_id in prompt:
+            if isinstance(token_id, bool) or not isinstance(token_id, int):
+                raise InvalidRequest(f"the prompt has {token_id!r} among its token ids; give text or whole numbers")
+        return tuple(prompt)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        parse_special: bool = False,
+    ) -> list[RequestOutput]:
+        """Complete each prompt (a text or a list of token ids); results come in the order of the prompts.
+
+        A single prompt may be given bare. Raises `InvalidRequest` or `CapacityError` before anything runs if one of
+        them cannot be served, `EngineFault` if the model itself fails on one.
+        """
+        encoded = [self.encode(prompt, parse_special=parse_special) for prompt in _as_list(prompts)]
+        return self._run(encoded, _per_prompt(params, len(encoded)))
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **template_kwargs: Any,
+    ) -> list[RequestOutput]:
+        """Answer each conversation through the model's chat template; one conversation may be given bare."""
+        conversations = [messages] if not messages or isinstance(messages[0], Mapping) else list(messages)
+        encoded = [tuple(self.tokenizer.encode_chat(each, **template_kwargs)) for each in conversations]
+        return self._run(encoded, _per_prompt(params, len(encoded)))
+
+    def stream(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> Iterator[TextDelta | RequestOutput]:
+        """Pieces of one prompt's single choice as they come, and last its `RequestOutput`."""
+        if params.n != 1:
+            raise InvalidRequest(f"n is {params.n}; a stream has one choice")
+        before = self.core.runner.cache.routes.by_route()
+        request = self._requests(tuple(prompt_token_ids), params)[0]
+        self._client.submit(request)
+        choice = _Choice(0)
+        for event in self._client.events():
+            choice.take(event)
+            yield event.delta
+        yield self._output(request.request_id, request.prompt_token_ids, params, [choice], before)
+
+    def _run(self, prompts: list[tuple[int, ...]], params: list[SamplingParams]) -> list[RequestOutput]:
+        before = self.core.runner.cache.routes.by_route()
+        requests = [self._requests(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
+        choices = {r.request_id: _Choice(r.choice) for group in requests for r in group}
+        try:
+            for group in requests:
+                for request in group:
+                    self._client.submit(request)
+        except BaseException:
+            for request_id in choices:
+                self._client.abort(request_id)
+            raise
+        for event in self._client.events():
+            choices[event.delta.request_id].take(event)
+        return [
+            self._output(
+                group[0].request_id, group[0].prompt_token_ids, each, [choices[r.request_id] for r in group], before
+            )
+            for group, each in zip(requests, params, strict=True)
+        ]
+
+    def _requests(self, prompt: tuple[int, ...], params: SamplingParams) -> list[Request]:
+        number = next(self._ids)
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        return [Request(f"{number}-{choice}", prompt, params, seed, choice) for choice in range(params.n)]
+
+    def _output(
+        self,
+        request_id: str,
+        prompt: tuple[int, ...],
+        params: SamplingParams,
+        choices: list[_Choice],
+        routes_before: Mapping[str, int],
+    ) -> RequestOutput:
+        completions = tuple(choice.completion(params) for choice in choices)
+        routes = self.core.runner.cache.routes.by_route()
+        taken = {name: count - routes_before.get(name, 0) for name, count in routes.items()}
+        times = [choice.times for choice in choices if choice.times is not None]
+        return RequestOutput(
+            request_id=request_id.split("-")[0],
+            prompt_token_ids=prompt,
+            outputs=completions,
+            usage=Usage(len(prompt), sum(len(c.token_ids) for c in completions)),
+            timings=_timings(self.loaded.load_s, len(prompt), completions, times),
+            storage=self.core.storage.value,
+            routes={name: count for name, count in taken.items() if count},
+        )
+
+
+def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
+    """`EngineConfig` from keyword arguments. Raises `InvalidRequest` naming an unknown one."""
+    known = EngineConfig.__dataclass_fields__
+    for name in settings:
+        if name not in known:
+            raise InvalidRequest(f"setting {name!r} is unknown; known are {', '.join(known)}")
+    return EngineConfig(**settings)
+
+
+def _timings(
+    load_s: float, num_prompt: int, completions: Sequence[Completion], times: Sequence[RequestTimes]
+) -> Timings:
+    """The slowest choice's times; decode speed counts tokens after the first of each choice."""
+    prefill_s = max(each.prefill_s for each in times)
+    decode_s = max(each.decode_s for each in times)
+    decoded = sum(len(each.token_ids) - 1 for each in completions)
+    return Timings(
+        load_s=load_s,
+        prefill_s=prefill_s,
+        decode_s=decode_s,
+        prefill_tps=num_prompt / prefill_s if prefill_s > 0 else 0.0,
+        decode_tps=decoded / decode_s if decode_s > 0 else 0.0,
+    )
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and all(isinstance(each, int) for each in prompts):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _per_prompt(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if params is None:
+        return [SamplingParams()] * count
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise InvalidRequest(f"{len(params)} sampling params for {count} prompts; give one, or one for each")
+    return list(params)
