@@ -1,0 +1,48 @@
+# Every target first makes .venv and installs Octavo into it, once.
+#   PYTHON=python3.12   another Python (3.11 or newer)
+#   TORCH_INDEX=URL     another package index for torch, such as one with builds for the CPU alone
+#   MODEL, PROMPT       what `make generate` runs
+
+PYTHON ?= python3
+MODEL ?= smollm2
+PROMPT ?= Why is the sky blue? Answer in one sentence.
+PYTEST_ARGS ?=
+
+# Nothing is written outside .venv and the user's cache directory.
+export PYTHON TORCH_INDEX MODEL PROMPT
+export PYTHONDONTWRITEBYTECODE := 1
+export HYPOTHESIS_STORAGE_DIRECTORY := .venv/cache/hypothesis
+export MYPY_CACHE_DIR := .venv/cache/mypy
+export RUFF_CACHE_DIR := .venv/cache/ruff
+
+PYTEST := .venv/bin/python -m pytest -o cache_dir=.venv/cache/pytest
+
+.PHONY: generate test check nightly gpu-test setup setup-dev clean
+.DEFAULT_GOAL := generate
+
+generate: setup ## Answer PROMPT with MODEL
+	@.venv/bin/octavo generate -m "$$MODEL" -p "$$PROMPT"
+
+test: setup-dev ## Run the tests that take seconds
+	$(PYTEST) -m "not nightly and not gpu" $(PYTEST_ARGS)
+
+check: setup-dev ## Lint, formatting, types, import contracts
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports --cache-dir .venv/cache/import_linter
+
+nightly: setup-dev ## Long property runs, soaks and sweeps
+	$(PYTEST) -m "nightly and not gpu" $(PYTEST_ARGS)
+
+gpu-test: setup-dev ## Tests that need a CUDA device
+	$(PYTEST) -m gpu $(PYTEST_ARGS)
+
+setup:
+	@sh scripts/setup.sh
+
+setup-dev:
+	@sh scripts/setup.sh dev
+
+clean: ## Remove the virtual environment with all caches in it
+	rm -rf .venv
