@@ -52,6 +52,8 @@ class EncodedTensor:
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The values, a fresh contiguous CPU tensor of `shape`. Computed in float32, rounded once to `dtype`."""
         out = torch.empty(self.shape, dtype=dtype)
+        if out.numel() == 0:
+            return out
         rows = out.view(-1, self._row_length)
         for start, blocks in self._chunks():
             values = decode_blocks(self.encoding, blocks)
