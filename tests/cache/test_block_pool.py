@@ -122,7 +122,7 @@ TestBlockPool.settings = settings(derandomize=True, deadline=None, max_examples=
 
 @pytest.mark.nightly
 @pytest.mark.skipif(os.environ.get("OCTAVO_NIGHTLY") != "1", reason="long; set OCTAVO_NIGHTLY=1")
-class TestBlockPoolAtLength(BlockPoolMachine.TestCase):  # type: ignore[name-defined, misc]
+class TestBlockPoolAtLength(BlockPoolMachine.TestCase):  # type: ignore[valid-type, misc]
     settings = settings(deadline=None, max_examples=3000, stateful_step_count=80)
 
 
@@ -153,6 +153,14 @@ def test_a_shared_block_is_freed_by_its_last_holder_only() -> None:
     pool.retain(ids)
     assert pool.release(ids) == ()
     assert pool.release(ids) == (1, 0)
+
+
+def test_a_block_named_more_often_than_it_is_held_is_refused_whole() -> None:
+    pool = BlockPool(3, 16)
+    pool.allocate(2)
+    refused(pool, InvalidArgument, lambda: pool.release((0, 1, 0)))
+    pool.retain((0,))
+    assert pool.release((0, 1, 0)) == (1, 0)
 
 
 @pytest.mark.parametrize("num_blocks", [-1, 2.0, True, MAX_BLOCKS + 1, 2**62])

@@ -332,5 +332,5 @@ TestCachePool.settings = settings(derandomize=True, deadline=None, max_examples=
 
 @pytest.mark.nightly
 @pytest.mark.skipif(os.environ.get("OCTAVO_NIGHTLY") != "1", reason="long; set OCTAVO_NIGHTLY=1")
-class TestCachePoolAtLength(CachePoolMachine.TestCase):  # type: ignore[name-defined, misc]
+class TestCachePoolAtLength(CachePoolMachine.TestCase):  # type: ignore[valid-type, misc]
     settings = settings(deadline=None, max_examples=3000, stateful_step_count=120)

@@ -62,8 +62,7 @@ def test_a_run_across_words_is_removed_whole_and_added_back() -> None:
     assert len(index_set) == 900
     assert 499 in index_set and 500 not in index_set and 1099 not in index_set and 1100 in index_set
     index_set.check_integrity()
-    for index in range(500, 1100):
-        index_set.add(index)
+    index_set.add([*range(700, 1100), *range(699, 499, -1)])
     index_set.check_integrity()
     assert index_set.longest_run() == 1500
 
@@ -72,4 +71,4 @@ def test_adding_a_member_or_an_outsider_is_a_broken_invariant() -> None:
     index_set = IndexSet(10)
     for index in (3, 10, -1):
         with pytest.raises(AssertionError):
-            index_set.add(index)
+            index_set.add((index,))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from octavo.cache.index_set import IndexSet
 from octavo.cache.refusals import BlocksExhausted, InvalidArgument
@@ -106,7 +106,7 @@ class BlockPool:
         """
         self._check_ids(block_ids)
         refcounts = self._refcounts
-        mentions: dict[int, int] = dict.fromkeys(block_ids, 1)
+        mentions: Mapping[int, int] = dict.fromkeys(block_ids, 1)
         if len(mentions) != len(block_ids):
             mentions = Counter(block_ids)
         for block_id, times in mentions.items():
@@ -116,10 +116,11 @@ class BlockPool:
                 )
         freed = []
         for block_id in reversed(block_ids):
-            refcounts[block_id] -= 1
-            if not refcounts[block_id]:
-                self._free.add(block_id)
+            count = refcounts[block_id] - 1
+            refcounts[block_id] = count
+            if not count:
                 freed.append(block_id)
+        self._free.add(freed)
         self._num_live -= len(freed)
         return tuple(freed)
 
@@ -131,9 +132,10 @@ class BlockPool:
         assert all(count >= 0 for count in self._refcounts), "a reference count is negative"
 
     def _check_ids(self, block_ids: Sequence[int]) -> None:
-        for block_id in block_ids:
-            if not 0 <= block_id < self.num_blocks:
-                raise InvalidArgument(f"block id is {block_id}; the pool has ids 0 to {self.num_blocks - 1}")
+        if block_ids and (min(block_ids) < 0 or max(block_ids) >= self.num_blocks):
+            raise InvalidArgument(
+                f"block ids are {min(block_ids)} to {max(block_ids)}; the pool has ids 0 to {self.num_blocks - 1}"
+            )
 
 
 def _count(name: str, value: int) -> None:

@@ -55,6 +55,7 @@ class CachePool:
         self.max_seqs = max_seqs
         self.max_append_tokens = max_append_tokens
         self.pools = tuple(BlockPool(n, block_size) for n in num_blocks)
+        self._paged_groups = [i for i, group in enumerate(self.groups) if group.takes_blocks(StorageKind.PAGED)]
         self._free_slots = IndexSet(max_seqs)
         self._generations = [0] * max_seqs
         self._slots: list[SequenceState | None] = [None] * max_seqs
@@ -225,7 +226,7 @@ class CachePool:
         state = self.sequence(handle)
         self._release_blocks(state)
         self._slots[handle.slot] = None
-        self._free_slots.add(handle.slot)
+        self._free_slots.add((handle.slot,))
         self._seq_ids.remove(state.seq_id)
 
     def reset(self, handle: SequenceHandle) -> SequenceHandle:
@@ -266,9 +267,9 @@ class CachePool:
             return stop
         num_blocks = -(-stop // self.block_size)
         missing = []
-        for i, group in enumerate(self.groups):
+        for i in self._paged_groups:
             short = num_blocks - len(state.tables[i].block_ids)
-            if short > 0 and group.takes_blocks(StorageKind.PAGED):
+            if short > 0:
                 if short > self.pools[i].num_free:
                     raise BlocksExhausted(
                         f"sequence {state.seq_id!r} needs {short} more blocks in group {i}; "

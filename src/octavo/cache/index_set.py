@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 _WORD = 512
 _WORD_BYTES = _WORD // 8
 
@@ -42,14 +44,24 @@ class IndexSet:
         self._len -= 1
         return w * _WORD + (word ^ rest).bit_length() - 1
 
-    def add(self, index: int) -> None:
-        """Add `index`, which must lie in range and not be there yet."""
-        assert 0 <= index < self._size, f"index {index} is outside range({self._size})"
-        w, bit = index // _WORD, 1 << index % _WORD
-        assert not self._words[w] & bit, f"index {index} is a member already"
-        self._words[w] |= bit
-        self._summary |= 1 << w
-        self._len += 1
+    def add(self, indices: Iterable[int]) -> None:
+        """Add `indices`, which must lie in range, differ and not be there yet. Neighbours cost least."""
+        w, mask, count = 0, 0, 0
+        for index in indices:
+            assert 0 <= index < self._size, f"index {index} is outside range({self._size})"
+            if index // _WORD != w:
+                self._add_bits(w, mask)
+                w, mask = index // _WORD, 0
+            mask |= 1 << index % _WORD
+            count += 1
+        self._add_bits(w, mask)
+        self._len += count
+
+    def _add_bits(self, w: int, mask: int) -> None:
+        if mask:
+            assert not self._words[w] & mask, "an index to add is a member already"
+            self._words[w] |= mask
+            self._summary |= 1 << w
 
     def lowest_run(self, length: int) -> int | None:
         """Start of the lowest `length` (at least 1) consecutive members, or None if there is no such run."""

@@ -1,0 +1,78 @@
+"""What the block bookkeeping costs per call, in microseconds. Prints figures, judges none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from octavo.cache.block_pool import BlockPool
+from octavo.cache.cache_pool import CachePool
+from octavo.cache.spec import CacheGroup, LayerSpec
+from octavo.step_batch import StorageKind
+
+BLOCK_SIZE = 16
+POOL_SIZES = (1_000, 100_000)
+_FULL = CacheGroup(LayerSpec("full", 8, 2, 64, 64, 0.125), (0,))
+
+
+def measure_block_pool(num_blocks: int, repeats: int = 20_000) -> dict[str, float]:
+    """Processor time per call, in microseconds, on a half-used pool of `num_blocks` blocks; best of five rounds."""
+    half = num_blocks // 2
+    pool = BlockPool(num_blocks, BLOCK_SIZE)
+    used = pool.allocate(num_blocks)
+    pool.release(used[::2])  # fragmented: every other block is free
+    cache = CachePool([_FULL], BLOCK_SIZE, [num_blocks], 1)
+    handle = cache.allocate("bench", StorageKind.PAGED, num_blocks * BLOCK_SIZE)
+    batch = min(half, 500)
+    repeats -= repeats % batch
+
+    def allocate_and_release() -> None:
+        for _ in range(repeats // batch):
+            taken = [pool.allocate(1) for _ in range(batch)]
+            for block_ids in taken:
+                pool.release(block_ids)
+
+    def append_decode() -> None:
+        for _ in range(min(repeats, half * BLOCK_SIZE)):
+            cache.append(handle, 1)
+        cache.trim_tail(handle, cache.written(handle))
+
+    def append_block() -> None:
+        for _ in range(min(repeats, half)):
+            cache.append(handle, BLOCK_SIZE)
+        cache.trim_tail(handle, cache.written(handle))
+
+    solid = BlockPool(num_blocks, BLOCK_SIZE)
+
+    def allocate_run() -> None:
+        for _ in range(100):
+            solid.release(solid.allocate_run(half))
+
+    return {
+        "BlockPool.allocate(1) + release": _best(allocate_and_release) / repeats,
+        "CachePool.append(1)": _best(append_decode) / min(repeats, half * BLOCK_SIZE),
+        "CachePool.append(one block)": _best(append_block) / min(repeats, half),
+        "BlockPool.longest_run": _best(lambda: [pool.longest_run() for _ in range(20)]) / 20,
+        f"BlockPool.allocate_run({half}) + release": _best(allocate_run) / 100,
+    }
+
+
+def main() -> None:
+    """Print one table: a line per operation and pool size."""
+    for num_blocks in POOL_SIZES:
+        for name, microseconds in measure_block_pool(num_blocks).items():
+            print(f"{num_blocks:>8,} blocks  {name:<44} {microseconds:10.3f} µs")
+
+
+def _best(call: Callable[[], object], rounds: int = 5) -> float:
+    """Microseconds of processor time of the fastest of `rounds` calls; one thread, so others do not disturb it."""
+    times = []
+    for _ in range(rounds):
+        start = time.process_time()
+        call()
+        times.append(time.process_time() - start)
+    return min(times) * 1e6
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""A stand-in for model and storage: follows a scheduler's steps and checks each row against what was written."""
+
+from __future__ import annotations
+
+from octavo.cache.cache_pool import CachePool
+from octavo.cache.spec import CacheGroup, LayerSpec
+from octavo.request import Request, RequestState
+from octavo.sampling_params import SamplingParams
+from octavo.scheduler.scheduler import ScheduledStep
+from octavo.step_batch import StepRow, StorageKind
+
+BLOCK_SIZE = 16
+WINDOW = 20
+GROUPS = (
+    CacheGroup(LayerSpec("full", 4, 2, 64, 64, 0.125), (0,)),
+    CacheGroup(LayerSpec("sliding", 4, 2, 64, 64, 0.125, WINDOW), (1,)),
+)
+
+
+def make_pool(
+    num_blocks: tuple[int, int] = (12, 12), max_seqs: int = 3, max_append_tokens: int | None = None
+) -> CachePool:
+    return CachePool(GROUPS, BLOCK_SIZE, num_blocks, max_seqs, max_append_tokens)
+
+
+def make_state(request_id: str, num_prompt: int, max_new: int) -> RequestState:
+    """A request whose prompt ids tell its name and their positions apart."""
+    prompt = tuple(hash_token(request_id, position) for position in range(num_prompt))
+    return RequestState(Request(request_id, prompt, SamplingParams(), seed=0), num_prompt + max_new)
+
+
+def hash_token(request_id: str, position: int) -> int:
+    return (int(request_id.removeprefix("r")) * 1_000 + position) * 2 + 1
+
+
+class StorageSimulation:
+    """Keeps, per group and physical row, who wrote it. Learns tables from `FreshBlocks` alone, as a planner must."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[int, int, int], tuple[str, int, int]] = {}
+        self.tables: dict[tuple[int, int], dict[int, int]] = {}
+        self.generations: dict[int, int] = {}
+
+    def run(self, step: ScheduledStep) -> list[int | None]:
+        """Write every row's tokens, check that all it must see is in place, and answer with a token where asked."""
+        for row, state in zip(step.batch.rows, step.states, strict=True):
+            self._write(row, state)
+        for row, state in zip(step.batch.rows, step.states, strict=True):
+            self._check_visible(row, state)
+        return [row.stop if row.sample else None for row in step.batch.rows]
+
+    def _write(self, row: StepRow, state: RequestState) -> None:
+        if self.generations.get(row.slot) != row.generation:
+            self.generations[row.slot] = row.generation
+            for group in range(len(GROUPS)):
+                self.tables[row.slot, group] = {}
+        for fresh in row.fresh:
+            self.tables[row.slot, fresh.group].update(enumerate(fresh.block_ids, fresh.first))
+        for group, position in self._positions(row, row.start, row.stop):
+            token_id = row.token_ids[position - row.start]
+            self.rows[self._where(row, group, position)] = (state.request.request_id, position, token_id)
+
+    def _check_visible(self, row: StepRow, state: RequestState) -> None:
+        for group, position in self._positions(row, 0, row.stop):
+            window = GROUPS[group].spec.window
+            first = max(0, row.start - window + 1) if window else 0
+            assert row.live_start[group] <= first, "a position that the row sees was trimmed"
+            if position >= first:
+                token_id = state.tokens(position, position + 1)[0]
+                written = self.rows[self._where(row, group, position)]
+                assert written == (state.request.request_id, position, token_id), "a row holds another token"
+
+    def _positions(self, row: StepRow, start: int, stop: int) -> list[tuple[int, int]]:
+        groups = [0] if row.storage is StorageKind.DENSE else [0, 1]
+        return [(group, position) for group in groups for position in range(start, stop)]
+
+    def _where(self, row: StepRow, group: int, position: int) -> tuple[int, int, int]:
+        return group, self.tables[row.slot, group][position // BLOCK_SIZE], position % BLOCK_SIZE

@@ -1,0 +1,238 @@
+"""`Scheduler` behaviours that deserve a sentence of their own, beside the state machine."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from scheduler_simulation import StorageSimulation, make_pool, make_state
+
+from octavo.cache.cache_pool import CachePool
+from octavo.cache.refusals import BlocksExhausted, InvalidArgument
+from octavo.errors import CapacityError, InvalidRequest
+from octavo.request import RequestState
+from octavo.scheduler.scheduler import ScheduledStep, Scheduler
+from octavo.step_batch import StorageKind
+
+DENSE, PAGED = StorageKind.DENSE, StorageKind.PAGED
+
+
+def make_scheduler(pool: CachePool | None = None, budget: int = 64, chunk: int = 32) -> Scheduler:
+    return Scheduler(pool or make_pool(), budget, chunk, PAGED)
+
+
+def scheduled(scheduler: Scheduler) -> ScheduledStep:
+    step = scheduler.schedule()
+    assert step is not None
+    return step
+
+
+def shape(step: ScheduledStep) -> list[tuple[str, int, int, bool]]:
+    rows = zip(step.states, step.batch.rows, strict=True)
+    return [(state.request.request_id, row.start, row.stop, row.sample) for state, row in rows]
+
+
+def answer(step: ScheduledStep) -> list[int | None]:
+    return [7 if row.sample else None for row in step.batch.rows]
+
+
+def test_a_prompt_is_computed_in_chunks_and_samples_after_the_last() -> None:
+    scheduler = make_scheduler()
+    state = make_state("r1", 70, 2)
+    scheduler.add(state)
+    shapes = []
+    for _ in range(4):
+        step = scheduled(scheduler)
+        shapes += shape(step)
+        scheduler.complete(step, answer(step))
+    assert shapes == [("r1", 0, 32, False), ("r1", 32, 64, False), ("r1", 64, 70, True), ("r1", 70, 71, True)]
+    assert state.output_token_ids == [7, 7]
+
+
+def test_a_running_decode_and_a_new_prompt_share_a_step() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_state("r1", 10, 5))
+    step = scheduled(scheduler)
+    scheduler.complete(step, answer(step))
+    scheduler.add(make_state("r2", 40, 5))
+    assert shape(scheduled(scheduler)) == [("r1", 10, 11, True), ("r2", 0, 32, False)]
+
+
+def test_two_storages_run_in_one_batch() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_state("r1", 10, 5), DENSE)
+    scheduler.add(make_state("r2", 10, 5))
+    assert [row.storage for row in scheduled(scheduler).batch.rows] == [DENSE, PAGED]
+
+
+def test_a_paged_window_gives_its_blocks_back_as_it_moves() -> None:
+    pool = make_pool((12, 4), max_append_tokens=16)
+    scheduler = make_scheduler(pool, chunk=16)
+    scheduler.add(make_state("r1", 180, 10))
+    storage = StorageSimulation()
+    starts = []
+    while scheduler.has_work:
+        step = scheduled(scheduler)
+        starts.append(step.batch.rows[0].live_start)
+        scheduler.complete(step, storage.run(step))
+        if step.states[0].num_tokens == 190:
+            scheduler.finish("r1", "length")
+    assert starts[:3] == [(0, 0), (0, 0), (0, 13)] and starts[-1] == (0, 188 - 20 + 1)
+
+
+def test_a_request_that_can_never_fit_is_refused_at_once_with_what_would_fit() -> None:
+    scheduler = make_scheduler()
+    message = r"prompt has 180 tokens and with 20 new ones makes 200; at most 192 fit the KV cache; shorten"
+    with pytest.raises(CapacityError, match=message):
+        scheduler.add(make_state("r1", 180, 20))
+    assert not scheduler.has_work
+    scheduler.add(make_state("r1", 172, 20))
+
+
+@pytest.mark.parametrize(("num_prompt", "max_new"), [(0, 5), (5, 0), (5, -2)])
+def test_a_request_without_prompt_or_room_is_invalid(num_prompt: int, max_new: int) -> None:
+    with pytest.raises(InvalidRequest):
+        make_scheduler().add(make_state("r1", num_prompt, max_new))
+
+
+def test_a_request_id_is_unique_among_waiting_and_running() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_state("r1", 5, 5))
+    with pytest.raises(InvalidRequest, match="'r1' is in use"):
+        scheduler.add(make_state("r1", 5, 5))
+    scheduled(scheduler)
+    with pytest.raises(InvalidRequest, match="'r1' is in use"):
+        scheduler.add(make_state("r1", 5, 5))
+
+
+def test_a_large_request_at_the_head_is_not_overtaken_and_starts_when_room_is_made() -> None:
+    scheduler = make_scheduler()
+    for name, num_prompt in (("r1", 100), ("r2", 100), ("r3", 5)):
+        scheduler.add(make_state(name, num_prompt, 5))
+    step = scheduled(scheduler)
+    assert [name for name, *_ in shape(step)] == ["r1"]
+    scheduler.complete(step, answer(step))
+    scheduler.finish("r1", "stop")
+    assert [name for name, *_ in shape(scheduled(scheduler))] == ["r2", "r3"]
+
+
+@pytest.mark.parametrize("storage", [DENSE, PAGED])
+def test_a_finished_request_gives_all_back_at_once(storage: StorageKind) -> None:
+    pool = make_pool()
+    scheduler = make_scheduler(pool)
+    state = make_state("r1", 50, 5)
+    scheduler.add(state, storage)
+    step = scheduled(scheduler)
+    assert pool.num_free_blocks != (12, 12)
+    scheduler.complete(step, answer(step))
+    scheduler.finish("r1", "stop")
+    assert (pool.num_free_blocks, pool.num_free_slots) == ((12, 12), 3)
+    assert (state.finish_reason, state.slot, scheduler.has_work) == ("stop", None, False)
+
+
+def test_a_request_aborted_while_it_waits_leaves_the_others_in_line() -> None:
+    scheduler = make_scheduler()
+    for name in ("r1", "r2", "r3"):
+        scheduler.add(make_state(name, 5, 5))
+    assert scheduler.abort("r2")
+    assert [name for name, *_ in shape(scheduled(scheduler))] == ["r1", "r3"]
+
+
+def test_finishing_an_unknown_request_is_a_fault_and_aborting_one_is_not() -> None:
+    scheduler = make_scheduler()
+    with pytest.raises(InvalidArgument):
+        scheduler.finish("r1", "stop")
+    assert scheduler.abort("r1") is False
+
+
+def test_a_result_for_a_request_aborted_meanwhile_is_passed_over() -> None:
+    scheduler = make_scheduler()
+    gone, stays = make_state("r1", 5, 5), make_state("r2", 5, 5)
+    scheduler.add(gone)
+    scheduler.add(stays)
+    step = scheduled(scheduler)
+    scheduler.abort("r1")
+    scheduler.add(dataclasses.replace(gone, finish_reason=None))
+    scheduler.complete(step, answer(step))
+    assert (gone.output_token_ids, stays.output_token_ids) == ([], [7])
+
+
+def everything(scheduler: Scheduler, pool: CachePool, states: list[RequestState]) -> object:
+    return (
+        scheduler.num_waiting,
+        scheduler.num_running,
+        [(s.slot, s.num_computed_tokens, tuple(s.output_token_ids)) for s in states],
+        pool.available_blocks(),
+        pool.num_free_slots,
+    )
+
+
+@pytest.mark.parametrize("failing_append", [0, 1, 2])
+def test_a_failure_while_laying_out_a_step_loses_nobody(failing_append: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = make_pool()
+    scheduler = make_scheduler(pool)
+    states = [make_state("r1", 5, 5), make_state("r2", 40, 5), make_state("r3", 5, 5)]
+    scheduler.add(states[0])
+    step = scheduled(scheduler)
+    scheduler.complete(step, answer(step))
+    scheduler.add(states[1], DENSE)
+    scheduler.add(states[2])
+    before = everything(scheduler, pool, states)
+    with monkeypatch.context() as patch:
+        append, calls = pool.append, iter(range(3))
+
+        def fail(*args: object) -> object:
+            if next(calls) == failing_append:
+                raise BlocksExhausted("injected")
+            return append(*args)  # type: ignore[arg-type]
+
+        patch.setattr(pool, "append", fail)
+        with pytest.raises(BlocksExhausted, match="injected"):
+            scheduler.schedule()
+    assert everything(scheduler, pool, states) == before
+    pool.check_integrity()
+    assert [name for name, *_ in shape(scheduled(scheduler))] == ["r1", "r2", "r3"]
+
+
+def test_a_cancelled_step_is_laid_out_again_in_the_same_blocks() -> None:
+    scheduler = make_scheduler()
+    for name in ("r1", "r2"):
+        scheduler.add(make_state(name, 40, 5))
+    step = scheduled(scheduler)
+    scheduler.cancel(step)
+    assert scheduled(scheduler) == step
+
+
+def test_only_the_step_that_is_out_can_end_and_only_once() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_state("r1", 5, 5))
+    step = scheduled(scheduler)
+    with pytest.raises(InvalidArgument, match="a step is still out"):
+        scheduler.schedule()
+    scheduler.complete(step, answer(step))
+    with pytest.raises(InvalidArgument):
+        scheduler.complete(step, answer(step))
+    with pytest.raises(InvalidArgument):
+        scheduler.cancel(step)
+
+
+@pytest.mark.parametrize("sampled", [[], [7, 7], [None]])
+def test_samples_that_do_not_match_the_rows_are_refused_and_the_step_stays_out(sampled: list[int | None]) -> None:
+    scheduler = make_scheduler()
+    state = make_state("r1", 5, 5)
+    scheduler.add(state)
+    step = scheduled(scheduler)
+    with pytest.raises(InvalidArgument):
+        scheduler.complete(step, sampled)
+    assert state.num_computed_tokens == 0
+    scheduler.complete(step, [7])
+
+
+@pytest.mark.parametrize(("budget", "chunk"), [(64, 32), (0, 5), (64, 0)])
+def test_a_chunk_larger_than_the_pool_takes_or_without_tokens_is_refused(budget: int, chunk: int) -> None:
+    with pytest.raises(InvalidArgument, match="max_append_tokens, 16"):
+        Scheduler(make_pool(max_append_tokens=16), budget, chunk, PAGED)
+
+
+def test_an_idle_scheduler_has_nothing_to_schedule() -> None:
+    assert make_scheduler().schedule() is None

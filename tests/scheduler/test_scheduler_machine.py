@@ -1,0 +1,170 @@
+"""`Scheduler` under random arrivals, failures and aborts; a simulated storage checks every row it is shown."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from scheduler_simulation import StorageSimulation, make_pool, make_state
+
+from octavo.cache.cache_pool import CachePool
+from octavo.errors import CapacityError
+from octavo.request import RequestState
+from octavo.scheduler.scheduler import ScheduledStep, Scheduler
+from octavo.step_batch import StorageKind
+
+NUM_BLOCKS = (12, 9)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.begin(32, 16)
+
+    @initialize(budget=st.sampled_from([1, 2, 5, 32, 64]), chunk=st.sampled_from([1, 7, 16, 64]))
+    def resize(self, budget: int, chunk: int) -> None:
+        self.begin(budget, chunk)
+
+    def begin(self, budget: int, chunk: int) -> None:
+        self.budget = budget
+        self.pool: CachePool = make_pool(NUM_BLOCKS, max_seqs=3, max_append_tokens=min(budget, chunk))
+        self.scheduler = Scheduler(self.pool, budget, chunk, StorageKind.PAGED)
+        self.storage = StorageSimulation()
+        self.live: dict[str, RequestState] = {}  # in arrival order
+        self.started: list[str] = []
+        self.num_named = 0
+
+    # -- rules --------------------------------------------------------------------------------------------------
+
+    @rule(
+        num_prompt=st.one_of(st.integers(1, 40), st.integers(1, 190)),
+        max_new=st.one_of(st.integers(1, 8), st.integers(1, 60)),
+        storage=st.sampled_from([None, *StorageKind]),
+    )
+    def add(self, num_prompt: int, max_new: int, storage: StorageKind | None) -> None:
+        state = make_state(f"r{self.num_named}", num_prompt, max_new)
+        self.num_named += 1
+        if not self.pool.fits_ever(num_prompt + max_new, storage or StorageKind.PAGED):
+            with pytest.raises(CapacityError):
+                self.scheduler.add(state, storage)
+            return
+        self.scheduler.add(state, storage)
+        self.live[state.request.request_id] = state
+
+    @precondition(lambda self: self.live)
+    @rule()
+    def step(self) -> None:
+        self.complete(self.checked_schedule())
+
+    @precondition(lambda self: self.live)
+    @rule(times=st.integers(1, 40))
+    def steps(self, times: int) -> None:
+        for _ in range(times):
+            if self.live:
+                self.step()
+
+    @precondition(lambda self: self.live)
+    @rule()
+    def step_fails_and_is_tried_again(self) -> None:
+        failed = self.checked_schedule()
+        self.scheduler.cancel(failed)
+        again = self.checked_schedule()
+        blocks = [self.blocks(step) for step in (failed, again)]
+        assert [(r.slot, r.start, r.token_ids) for r in failed.batch.rows] == [
+            (r.slot, r.start, r.token_ids) for r in again.batch.rows
+        ][: len(failed.batch.rows)]
+        assert blocks[0] <= blocks[1]
+        self.complete(again)
+
+    @precondition(lambda self: self.live)
+    @rule(index=st.integers(0, 20))
+    def abort(self, index: int) -> None:
+        request_id = list(self.live)[index % len(self.live)]
+        assert self.scheduler.abort(request_id)
+        assert self.live.pop(request_id).finish_reason == "abort"
+        assert not self.scheduler.abort(request_id)
+
+    @precondition(lambda self: self.live)
+    @rule(index=st.integers(0, 20), cancel=st.booleans())
+    def abort_while_a_step_is_out(self, index: int, cancel: bool) -> None:
+        step = self.checked_schedule()
+        self.abort(index)
+        if cancel:
+            self.scheduler.cancel(step)
+        else:
+            self.complete(step)
+
+    # -- helpers ------------------------------------------------------------------------------------------------
+
+    def checked_schedule(self) -> ScheduledStep:
+        decoding = {
+            request_id
+            for request_id, state in self.live.items()
+            if state.slot is not None and state.num_tokens - state.num_computed_tokens == 1
+        }
+        step = self.scheduler.schedule()
+        assert step is not None, "there is work, and nothing is scheduled"
+        assert 1 <= step.batch.num_tokens <= self.budget
+        names = [state.request.request_id for state in step.states]
+        assert decoding <= set(names), "a decode row was left out"
+        for row, state in zip(step.batch.rows, step.states, strict=True):
+            assert row.slot == state.slot
+            assert row.token_ids == state.tokens(row.start, row.stop)
+            assert row.start == state.num_computed_tokens
+            assert row.sample == (row.stop == state.num_tokens)
+        self.started += [request_id for request_id in names if request_id not in self.started]
+        return step
+
+    def complete(self, step: ScheduledStep) -> None:
+        self.scheduler.complete(step, self.storage.run(step))
+        for state in step.states:
+            request_id = state.request.request_id
+            if request_id in self.live and state.num_tokens == state.max_total_tokens:
+                self.scheduler.finish(request_id, "length")
+                del self.live[request_id]
+
+    def blocks(self, step: ScheduledStep) -> set[tuple[int, int, int, int]]:
+        return {
+            (row.slot, fresh.group, fresh.first + i, block_id)
+            for row in step.batch.rows
+            for fresh in row.fresh
+            for i, block_id in enumerate(fresh.block_ids)
+        }
+
+    # -- what must hold -----------------------------------------------------------------------------------------
+
+    @invariant()
+    def blocks_add_up(self) -> None:
+        self.pool.check_integrity()
+        assert self.scheduler.has_work == bool(self.live)
+        assert self.scheduler.num_waiting + self.scheduler.num_running == len(self.live)
+        assert all(n >= 0 for n in self.pool.available_blocks()), "more is promised than there is"
+        if not self.scheduler.num_running:
+            assert self.pool.num_free_blocks == NUM_BLOCKS
+
+    @invariant()
+    def first_come_first_served(self) -> None:
+        assert self.started == sorted(self.started, key=lambda name: int(name[1:]))
+
+    def teardown(self) -> None:
+        """Everybody finishes, and every block comes back."""
+        for _ in range(10_000):
+            if not self.live:
+                break
+            self.step()
+        assert not self.live and not self.scheduler.has_work
+        assert self.pool.num_free_blocks == NUM_BLOCKS
+        assert self.scheduler.schedule() is None
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(derandomize=True, deadline=None, max_examples=40, stateful_step_count=20)
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(os.environ.get("OCTAVO_NIGHTLY") != "1", reason="long; set OCTAVO_NIGHTLY=1")
+class TestSchedulerAtLength(SchedulerMachine.TestCase):  # type: ignore[valid-type, misc]
+    settings = settings(deadline=None, max_examples=1000, stateful_step_count=60)
