@@ -1,1 +1,6 @@
-"""Text to token ids and back: encoding, chat templates, incremental detokenising."""
+"""Text to token ids and back, chat templates, and streaming detokenisation. It knows nothing of models or devices."""
+
+from octavo.tokenizer.detokenizer import IncrementalDetokenizer
+from octavo.tokenizer.tokenizer import Tokenizer
+
+__all__ = ["IncrementalDetokenizer", "Tokenizer"]
