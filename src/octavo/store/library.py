@@ -118,8 +118,8 @@ def _find(root: Path, name: str) -> StoredModel | None:
         return _find_alias(root, name)
     if path := local_path(name):
         return StoredModel(name, path, bytes_below(path))
-    if name and Path(name).name == name and _is_loose_model(root / name):
-        return StoredModel(name, root / name, bytes_below(root / name))
+    if Path(name).name == name and (loose := local_path(str(root / name))) and _is_loose_model(loose):
+        return StoredModel(name, loose, bytes_below(loose))
     manifest = read_manifest(root, name) if hub_reference(name) else None
     return stored_model(root, manifest) if manifest and manifest.complete(root) else None
 

