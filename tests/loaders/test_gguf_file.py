@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_models import save_gguf, tiny_model
 
 from octavo.errors import LoadError
 from octavo.models.loaders import open_checkpoint
 from octavo.models.loaders.gguf_file import GGUFFile
-from tiny_models import save_gguf, tiny_model
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from octavo.errors import LoadError
+from octavo.models.checkpoint import Checkpoint
 from octavo.models.loaders.gguf import GGUFCheckpoint, first_of_sets
 from octavo.models.loaders.safetensors import DirectoryCheckpoint
-
-if TYPE_CHECKING:
-    from octavo.models.checkpoint import Checkpoint
 
 __all__ = ["open_checkpoint"]
 

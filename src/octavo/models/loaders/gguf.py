@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from octavo.errors import LoadError
 from octavo.models.config import ModelConfig
@@ -16,9 +16,7 @@ from octavo.models.loaders.expected import check_tensors
 from octavo.models.loaders.gguf_config import model_config
 from octavo.models.loaders.gguf_file import GGUFFile
 from octavo.models.loaders.gguf_names import ROPE_FACTORS, hugging_face_name, is_redundant, with_canonical_values
-
-if TYPE_CHECKING:
-    from octavo.tokenizer import Tokenizer
+from octavo.tokenizer import Tokenizer
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
@@ -50,8 +48,6 @@ class GGUFCheckpoint(TensorTable):
 
     def tokenizer(self, *, force: bool = False) -> Tokenizer:
         """Raises `LoadError` for an unknown pre-tokeniser unless `force`."""
-        from octavo.tokenizer import Tokenizer
-
         return Tokenizer.from_gguf(self.metadata, force=force)
 
 

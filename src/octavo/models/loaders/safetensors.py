@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from octavo.errors import LoadError
 from octavo.layers.quant_tensor import QuantTensor
@@ -16,9 +16,7 @@ from octavo.models.loaders.expected import check_tensors
 from octavo.models.loaders.hf_config import is_multimodal, model_config, read_json
 from octavo.models.loaders.mlx import MLXQuantization, affine_tensor
 from octavo.models.loaders.safetensors_file import StoredArray, read_safetensors
-
-if TYPE_CHECKING:
-    from octavo.tokenizer import Tokenizer
+from octavo.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +57,6 @@ class DirectoryCheckpoint(TensorTable):
 
     def tokenizer(self, *, force: bool = False) -> Tokenizer:
         """Reads tokenizer.json and its companions. (`force` concerns GGUF's pre-tokeniser names only.)"""
-        from octavo.tokenizer import Tokenizer
-
         return Tokenizer.from_directory(self.path, extra_eos_ids=self.config.eos_token_ids)
 
 
