@@ -345,3 +345,24 @@ def test_asking_for_a_tensor_that_is_not_there_names_file_and_tensor(tmp_path: P
     path = save_gguf(tmp_path / "m.gguf", tiny_model("llama", num_hidden_layers=1), "llama")
     with pytest.raises(LoadError, match=r"m\.gguf: has no tensor 'nothing'"):
         open_checkpoint(path).tensor("nothing")
+
+
+def test_both_formats_bring_the_same_tokenizer(tmp_path: Path) -> None:
+    model = save_hf(tmp_path / "hf", "qwen2")
+    from_gguf = open_checkpoint(save_gguf(tmp_path / "m.gguf", model, "qwen2")).tokenizer()
+    from_hf = open_checkpoint(tmp_path / "hf").tokenizer()
+    for text in ("The harbour was quiet.", "naïve café 12345\n\tx = (a->b);", "emoji 🙂 and 東京"):
+        ids = from_hf.encode(text)
+        assert from_gguf.encode(text) == ids
+        assert from_gguf.decode(ids) == from_hf.decode(ids) == text
+    assert from_gguf.chat_template == from_hf.chat_template
+    assert from_gguf.eos_token_ids >= {2} and from_hf.eos_token_ids >= {2}
+
+
+def test_an_unknown_pre_tokenizer_is_refused_unless_forced(tmp_path: Path) -> None:
+    path = save_gguf(tmp_path / "m.gguf", tiny_model("llama", num_hidden_layers=1), "llama")
+    path.write_bytes(path.read_bytes().replace(b"\x05\0\0\0\0\0\0\0gpt-2", b"\x05\0\0\0\0\0\0\0gpt-9"))
+    checkpoint = open_checkpoint(path)
+    with pytest.raises(LoadError, match="gpt-9"):
+        checkpoint.tokenizer()
+    assert checkpoint.tokenizer(force=True).decode([40]) != ""

