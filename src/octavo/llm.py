@@ -12,13 +12,12 @@ from typing import Any
 from octavo.config import EngineConfig
 from octavo.engine.client import EngineClient, InProcessClient
 from octavo.engine.core import EngineCore, RequestTimes, StepEvent
-from octavo.engine.loaded_model import LoadedModel, Progress, load_model, plan_model
+from octavo.engine.loaded_model import Progress, load_model, plan_model
 from octavo.errors import EngineFault, InvalidRequest
 from octavo.outputs import Completion, FinishReason, RequestOutput, TextDelta, Timings, TokenLogprobs, Usage
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
-from octavo.step_batch import StorageKind
-from octavo.store import resolve_model
+from octavo.store import SilentProgress, resolve_model
 from octavo.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -69,21 +68,21 @@ class LLM:
         **settings: Any,
     ) -> None:
         config = engine_config(settings)
-        path = resolve_model(None if model is None else str(model))
+        path = resolve_model(None if model is None else str(model), progress=SilentProgress())
         loaded = load_model(plan_model(path, config), config, progress)
-        self._attach(loaded, config, None)
+        self._attach(EngineCore(loaded, config))
 
     @classmethod
-    def over(cls, loaded: LoadedModel, config: EngineConfig, storage: StorageKind | None = None) -> LLM:
-        """An engine of its own over weights that are loaded already; `storage` overrides what the plan chose."""
+    def over(cls, core: EngineCore) -> LLM:
+        """The same API over an engine that exists already."""
         llm = cls.__new__(cls)
-        llm._attach(loaded, config, storage)
+        llm._attach(core)
         return llm
 
-    def _attach(self, loaded: LoadedModel, config: EngineConfig, storage: StorageKind | None) -> None:
-        self.loaded = loaded
-        self.core = EngineCore(loaded, config, storage)
-        self._client: EngineClient = InProcessClient(self.core)
+    def _attach(self, core: EngineCore) -> None:
+        self.core = core
+        self.loaded = core.loaded
+        self._client: EngineClient = InProcessClient(core)
         self._ids = itertools.count()
 
     @property

@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import octavo
-from octavo.cli import store_commands
+from octavo.cli import bench, chat, generate, inspect, parity, store_commands
 from octavo.cli.errors import run_command
 
 app = typer.Typer(
@@ -21,6 +21,11 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+app.command("generate")(generate.generate)
+app.command("chat")(chat.chat)
+app.command("inspect")(inspect.inspect)
+app.command("parity")(parity.parity)
+app.add_typer(bench.app, name="bench")
 app.command("pull")(store_commands.pull)
 app.command("list")(store_commands.list_)
 app.command("rm")(store_commands.rm)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from octavo.cache.cache_pool import CachePool
 from octavo.cache.spec import group_layers
@@ -47,13 +50,18 @@ class _Live:
     first_token: float | None = None
 
 
+LogitsObserver = Callable[[str, Tensor], None]  # request id, logits [V] float32
+
+
 class EngineCore:
     """Continuous batching over one model. A request that fails ends alone; the others go on."""
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig, storage: StorageKind | None = None) -> None:
+    def __init__(self, loaded: LoadedModel, config: EngineConfig, on_logits: LogitsObserver | None = None) -> None:
+        """`on_logits` is shown each request's logits before they are sampled, and may change them: for proofs."""
         plan = loaded.plan
         self.loaded = loaded
-        self.storage = storage or plan.storage.kind
+        self.storage = plan.storage.kind
+        self._on_logits = on_logits
         self.ledger: Ledger = plan.ledger
         groups = group_layers(loaded.model.kv_layout(plan.config))
         self.pool = CachePool(
@@ -145,6 +153,9 @@ class EngineCore:
             self._scheduler.cancel(step)
             raise
         sampled = [(row, state) for row, state in zip(step.batch.rows, step.states, strict=True) if row.sample]
+        if self._on_logits is not None:
+            for (_, state), row in zip(sampled, logits, strict=True):
+                self._on_logits(state.request.request_id, row)
         result = self._sampler.sample(logits, [_sampler_row(state) for _, state in sampled])
         return self._hand_out(step, sampled, result.token_ids, result.logprobs, result.errors)
 
@@ -185,4 +196,3 @@ def _sampler_row(state: RequestState) -> SamplerRow:
         prompt_token_ids=request.prompt_token_ids,
         output_token_ids=state.output_token_ids,
     )
-

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -21,6 +21,7 @@ from octavo.models.config import ModelConfig
 from octavo.models.loaders import open_checkpoint
 from octavo.models.registry import model_class
 from octavo.models.weights import WeightSource
+from octavo.step_batch import StorageKind
 from octavo.storage.codec import Codec, resolve_kv_dtype
 from octavo.tokenizer import Tokenizer
 
@@ -75,21 +76,36 @@ def plan_model(path: Path, config: EngineConfig, *, may_run_several: bool = True
     codecs = resolve_kv_dtype(config.kv_dtype, dtype)
     several = may_run_several and config.max_num_seqs > 1
     storage = resolve_storage(config.storage, model.model_type, device.type, cls.supports_paged, several)
-    widths = WeightWidths(
-        linear=routes[0].properties.bytes_per_weight,
-        head=routes[1].properties.bytes_per_weight,
-        embedding=0.0 if model.tie_word_embeddings and routes[1].properties.serves_embedding else float(dtype.itemsize),
-    )
-    ledger = plan_memory(
-        model,
-        cls.kv_layout(model),
-        config,
-        storage=storage.kind,
-        codecs=codecs,
-        widths=widths,
-        available=available_memory(device),
-    )
+    ledger = _ledger(checkpoint, config, storage.kind, routes, codecs, dtype, available_memory(device))
     return ModelPlan(checkpoint, device, dtype, choose_threads(config.threads), routes, codecs, storage, ledger)
+
+
+def share_weights(loaded: LoadedModel, config: EngineConfig, storage: StorageDecision) -> LoadedModel:
+    """The same weights under another configuration, with a ledger of its own."""
+    plan = loaded.plan
+    available = available_memory(plan.device) + plan.ledger.weight_bytes
+    ledger = _ledger(plan.checkpoint, config, storage.kind, plan.routes, plan.codecs, plan.dtype, available)
+    return replace(loaded, plan=replace(plan, storage=storage, ledger=ledger))
+
+
+def _ledger(
+    checkpoint: Checkpoint,
+    config: EngineConfig,
+    storage: StorageKind,
+    routes: tuple[LinearRoute, LinearRoute],
+    codecs: tuple[Codec, Codec],
+    dtype: torch.dtype,
+    available: int,
+) -> Ledger:
+    model = checkpoint.config
+    linear, head = routes[0].properties, routes[1].properties
+    widths = WeightWidths(
+        linear=linear.bytes_per_weight,
+        head=head.bytes_per_weight,
+        embedding=0.0 if model.tie_word_embeddings and head.serves_embedding else float(dtype.itemsize),
+    )
+    layout = model_class(model.model_type).kv_layout(model)
+    return plan_memory(model, layout, config, storage=storage, codecs=codecs, widths=widths, available=available)
 
 
 def load_model(plan: ModelPlan, config: EngineConfig, progress: Progress = lambda done, total: None) -> LoadedModel:
@@ -108,4 +124,3 @@ def load_model(plan: ModelPlan, config: EngineConfig, progress: Progress = lambd
         weights = WeightSource(plan.checkpoint, plan.routes, plan.dtype, plan.device, on_bytes)
         model = model_class(plan.config.model_type)(plan.config, weights)
     return LoadedModel(plan, model, tokenizer, weights.route_counts, time.perf_counter() - started)
-

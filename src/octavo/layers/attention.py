@@ -51,4 +51,3 @@ class Attention:
             q, k = rotation.apply(qkv[:, : num_q + num_kv]).split((num_q, num_kv), dim=1)
         out = cache.attend(self._layer, q, k, qkv[:, num_q + num_kv :])
         return self._o_proj(out.reshape(num_tokens, -1).to(x.dtype))
-

@@ -29,7 +29,9 @@ class Rotation:
 class Rotary:
     """Rotary table of one base and scaling. Tabulates blocks of positions on first use."""
 
-    def __init__(self, head_dim: int, theta: float, scaling: RopeScaling, max_position: int, device: torch.device) -> None:
+    def __init__(
+        self, head_dim: int, theta: float, scaling: RopeScaling, max_position: int, device: torch.device
+    ) -> None:
         self._inv_freq, self._magnitude = rotary_frequencies(head_dim, theta, scaling, max_position)
         self._cos = torch.empty(0, head_dim, device=device)
         self._sin = torch.empty(0, head_dim, device=device)
@@ -60,7 +62,9 @@ def rotary_frequencies(head_dim: int, theta: float, scaling: RopeScaling, max_po
     inv_freq = 1.0 / torch.pow(torch.tensor(theta, dtype=torch.float32), exponent)
     if scaling.factors is not None:
         if len(scaling.factors) != head_dim // 2:
-            raise LoadError(f"rope_freqs has {len(scaling.factors)} factors; head size {head_dim} needs {head_dim // 2}")
+            raise LoadError(
+                f"rope_freqs has {len(scaling.factors)} factors; head size {head_dim} needs {head_dim // 2}"
+            )
         return inv_freq / torch.tensor(scaling.factors, dtype=torch.float32), 1.0
     if scaling.kind == "linear":
         return inv_freq / scaling.factor, 1.0

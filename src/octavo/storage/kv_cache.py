@@ -52,7 +52,8 @@ class KVCache:
         self._group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
         self._layers: dict[int, LayerStore] = {}
         for g, group in enumerate(groups):
-            assert group.spec.kind in ("full", "sliding") and not group.spec.sink_logits, f"no route for {group.spec}"
+            assert group.spec.kind in ("full", "sliding"), f"no route for {group.spec}"
+            assert not group.spec.sink_logits, f"no route for {group.spec}"
             window = group.spec.window
             for layer in group.layers:
                 blocks = KVRows.allocate(group.spec, num_blocks[g] * block_size, *codecs, device)
@@ -114,12 +115,11 @@ class KVCache:
             store.blocks.v.read_blocks(row.block_ids, self._block_size, values)
         else:
             self._read_ring(row, store, keys, values, k[row.q0 : row.q1], v[row.q0 : row.q1])
-            assert store.ring is not None and row.ring_rows is not None
+            assert store.ring is not None
+            assert row.ring_rows is not None
             store.ring.write(row.ring_rows, k[row.ring_from : row.q1], v[row.ring_from : row.q1])
 
-    def _read_ring(
-        self, row: RowPlan, store: LayerStore, keys: Tensor, values: Tensor, k: Tensor, v: Tensor
-    ) -> None:
+    def _read_ring(self, row: RowPlan, store: LayerStore, keys: Tensor, values: Tensor, k: Tensor, v: Tensor) -> None:
         """Older tokens from the ring, which the step's own tokens are about to overwrite, then those tokens.
 
         ring:  | … newest old | oldest still needed … |      position p lies at p mod window

@@ -20,9 +20,9 @@ from octavo.storage.route import Route
 class RowPlan:
     """One sequence's part: tokens `[q0, q1)` of the packed step attend over `span` by `route`.
 
-    `base` is the stored row of position 0 (dense) or the first row of the slot's ring of `window` rows (ring). `block_ids` are the blocks that
-    cover `[read_start, span.hi)`, and `read_start` is where reading begins (gather: a block boundary).
-    `ring_rows` are where the last tokens of the step go (ring only), and `ring_from` the first token that goes there.
+    `base` is the stored row of position 0 (dense) or the first row of the slot's ring of `window` rows (ring).
+    `read_start` is where reading begins, and `block_ids` the blocks that cover `[read_start, span.hi)` (gather: a
+    block boundary). `ring_rows` are where the last tokens of the step go, `ring_from` the first token that goes there.
     """
 
     q0: int
@@ -85,9 +85,7 @@ def plan_group(
     return GroupPlan(tokens, slot_mapping, tuple(rows))
 
 
-def _ring_row(
-    row: StepRow, window: int, span: AttentionSpan, q0: int, q1: int, device: torch.device
-) -> RowPlan:
+def _ring_row(row: StepRow, window: int, span: AttentionSpan, q0: int, q1: int, device: torch.device) -> RowPlan:
     base = row.slot * window
     kept_from = max(row.start, row.stop - window)
     ring_rows = base + torch.arange(kept_from, row.stop, device=device) % window

@@ -42,7 +42,7 @@ class DenseRoute:
         name = str(self._dtype).removeprefix("torch.")
         return RouteProperties(name, False, error, float(self._dtype.itemsize), serves_embedding=True)
 
-    def refusal(self, shards: Sequence[QuantTensor]) -> str | None:  # noqa: ARG002
+    def refusal(self, shards: Sequence[QuantTensor]) -> str | None:
         return None
 
     def pack(self, shards: Sequence[QuantTensor]) -> DenseWeight:

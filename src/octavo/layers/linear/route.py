@@ -17,8 +17,9 @@ from octavo.layers.quant_tensor import QuantTensor
 class RouteProperties:
     """What a route promises. `row_invariant`: a row's result is bitwise the same at every row count.
 
-    `bytes_per_weight` is memory per element, for the ledger. `serves_embedding`: the packed table can be looked up,
-    so that a tied embedding needs no copy. `weight_error` bounds |packed - w| relative to the largest |w| of its scale group (0: exact).
+    `weight_error` bounds |packed - w| relative to the largest |w| of its scale group (0: exact). `bytes_per_weight` is
+    memory per element, for the ledger. `serves_embedding`: the packed table can be looked up, so that a tied embedding
+    needs no copy.
     """
 
     name: str
@@ -68,11 +69,8 @@ def choose_route(weights: WeightsChoice, dtype: torch.dtype, device: torch.devic
     from octavo.layers.linear.int8_route import Int8Route
     from octavo.layers.linear.tiled_route import TiledRoute
 
-    plain: LinearRoute
-    if dtype == torch.float32 or device.type != "cpu":
-        plain = DenseRoute(dtype, device)
-    else:
-        plain = TiledRoute(dtype)
+    dense = dtype == torch.float32 or device.type != "cpu"
+    plain: LinearRoute = DenseRoute(dtype, device) if dense else TiledRoute(dtype)
     if weights == "int4":
         return Int4Route(dtype, device), plain
     if weights == "int8":

@@ -81,7 +81,7 @@ class TiledRoute:
         name = "tiled " + str(self._dtype).removeprefix("torch.")
         return RouteProperties(name, True, torch.finfo(self._dtype).eps / 2, float(self._dtype.itemsize))
 
-    def refusal(self, shards: Sequence[QuantTensor]) -> str | None:  # noqa: ARG002
+    def refusal(self, shards: Sequence[QuantTensor]) -> str | None:
         return None
 
     def pack(self, shards: Sequence[QuantTensor]) -> TiledWeight:

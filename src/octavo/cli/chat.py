@@ -1,0 +1,178 @@
+"""`octavo chat`: a conversation in the terminal. Answers go to standard output, everything else to standard error."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
+
+from octavo.cli import engine_options as flags
+from octavo.cli.generate import stream_to_stdout
+from octavo.cli.options import option
+from octavo.errors import InvalidRequest, OctavoError
+from octavo.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from octavo.llm import LLM
+
+HELP = """\
+/reset    forget the conversation (the system message stays)
+/system T set the system message to T and forget the conversation
+/exit     leave (also Ctrl-D)
+A line that ends in a backslash goes on in the next one. Lines between two lines of three quotes are one message.
+Ctrl-C stops the answer; at the prompt it leaves."""
+_QUOTES = '"""'
+_ROOM = 64  # tokens that an answer must have room for before old turns are dropped
+
+
+def chat(
+    model: flags.Model = None,
+    system: Annotated[str | None, option("--system", help="System message.")] = None,
+    max_tokens: flags.MaxTokens = None,
+    temperature: flags.Temperature = 0.0,
+    top_k: flags.TopK = 0,
+    top_p: flags.TopP = 1.0,
+    min_p: flags.MinP = 0.0,
+    seed: flags.Seed = None,
+    stop: flags.Stop = None,
+    storage: flags.Storage = "auto",
+    block_size: flags.BlockSize = 16,
+    max_context: flags.MaxContext = None,
+    dtype: flags.Dtype = "auto",
+    weights: flags.Weights = "auto",
+    kv_dtype: flags.KvDtype = "auto",
+    device: flags.Device = "auto",
+    threads: flags.Threads = None,
+    force: flags.Force = False,
+) -> None:
+    """Talk with a model. At the context limit the oldest turns are dropped, and a line says so."""
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        stop=tuple(stop or ()),
+    )
+    config = flags.engine_config(
+        storage=storage,
+        block_size=block_size,
+        max_context=max_context,
+        max_num_seqs=1,
+        dtype=dtype,
+        weights=weights,
+        kv_dtype=kv_dtype,
+        device=device,
+        threads=threads,
+        force=force,
+    )
+    llm = flags.load(model, config)
+    if llm.tokenizer.chat_template is None:
+        raise InvalidRequest("this model has no chat template; use octavo generate --raw")
+    conversation = Conversation(llm, params, system)
+    _note("type a message; /help lists the commands")
+    while (message := read_message()) is not None:
+        if message.strip() and not conversation.handle(message):
+            return
+
+
+class Conversation:
+    """The turns so far. A message that fails leaves them as they were."""
+
+    def __init__(self, llm: LLM, params: SamplingParams, system: str | None) -> None:
+        self._llm = llm
+        self._params = params
+        self._system = system
+        self._turns: list[dict[str, str]] = []
+
+    def handle(self, message: str) -> bool:
+        """Carry out a command, or answer a message; False to leave. Errors are told and the conversation goes on."""
+        command, _, argument = message.strip().partition(" ")
+        if command in ("/exit", "/quit", "/bye"):
+            return False
+        if command == "/help":
+            _note(HELP)
+        elif command == "/reset":
+            self._turns = []
+            _note("the conversation was forgotten")
+        elif command == "/system":
+            self._system, self._turns = argument or None, []
+            _note("the system message was set and the conversation forgotten" if argument else "no system message now")
+        elif command.startswith("/") and command[1:].isalpha() and "\n" not in message:
+            _note(f"{command} is not a command; /help lists them")
+        else:
+            self._answer(message)
+        return True
+
+    def _answer(self, message: str) -> None:
+        turns = [*self._turns, {"role": "user", "content": message}]
+        pieces: list[str] = []
+        try:
+            turns, prompt_ids = self._fit(turns)
+            output = stream_to_stdout(self._llm, prompt_ids, self._params, on_text=pieces.append)
+            if output.outputs[0].finish_reason == "length":
+                _note("the answer was cut: it reached --max-tokens or the context limit")
+        except KeyboardInterrupt:
+            _note("stopped")
+        except OctavoError as error:
+            _note(f"error: {error}")
+            return
+        self._turns = [*turns, {"role": "assistant", "content": "".join(pieces)}]
+
+    def _fit(self, turns: list[dict[str, str]]) -> tuple[list[dict[str, str]], tuple[int, ...]]:
+        """Drop the oldest exchanges until the prompt and a short answer fit the context."""
+        limit = self._llm.max_context
+        prompt_ids = self._encode(turns)
+        dropped = 0
+        while len(prompt_ids) + min(_ROOM, limit // 4) > limit and len(turns) > 2:
+            turns = turns[2:]
+            dropped += 1
+            prompt_ids = self._encode(turns)
+        if len(prompt_ids) >= limit:
+            raise InvalidRequest(
+                f"the message makes a prompt of {len(prompt_ids)} tokens and the context holds {limit}; shorten it"
+            )
+        if dropped:
+            _note(f"the context of {limit} tokens is full: the oldest {dropped} exchange(s) were dropped")
+        return turns, prompt_ids
+
+    def _encode(self, turns: list[dict[str, str]]) -> tuple[int, ...]:
+        system = [] if self._system is None else [{"role": "system", "content": self._system}]
+        return tuple(self._llm.tokenizer.encode_chat([*system, *turns]))
+
+
+def read_message() -> str | None:
+    """The next message from standard input, several lines where the user says so; None at its end."""
+    try:
+        line = _read_line("> ")
+        if line.strip() == _QUOTES:
+            return _until_quotes()
+        while line.endswith("\\"):
+            line = line[:-1] + "\n" + _read_line("… ")
+        return line
+    except EOFError:
+        return None
+
+
+def _until_quotes() -> str:
+    lines: list[str] = []
+    while (line := _read_line("… ")).strip() != _QUOTES:
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def _read_line(prompt: str) -> str:
+    """A line without its end. The prompt is drawn, and editing works, only at a terminal."""
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        with suppress(ImportError):  # Windows has none
+            import readline  # noqa: F401 - importing it gives input() history and editing
+        return input(prompt)
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.removesuffix("\n").removesuffix("\r")
+
+
+def _note(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

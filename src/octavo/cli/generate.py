@@ -1,0 +1,139 @@
+"""`octavo generate`: one completion. Standard output holds the text (or one JSON object) and nothing else."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from octavo.cli import engine_options as flags
+from octavo.cli.options import option
+from octavo.cli.prompt import read_prompt
+from octavo.errors import InvalidRequest
+from octavo.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from octavo.llm import LLM
+    from octavo.outputs import RequestOutput
+
+DEFAULT_MAX_TOKENS = 512
+
+
+def generate(
+    model: flags.Model = None,
+    prompt: Annotated[str | None, option("-p", "--prompt", help="The prompt.")] = None,
+    file: Annotated[Path | None, option("-f", "--file", help="Read the prompt from this file.")] = None,
+    max_tokens: flags.MaxTokens = DEFAULT_MAX_TOKENS,
+    temperature: flags.Temperature = 0.0,
+    top_k: flags.TopK = 0,
+    top_p: flags.TopP = 1.0,
+    min_p: flags.MinP = 0.0,
+    seed: flags.Seed = None,
+    stop: flags.Stop = None,
+    chat: Annotated[
+        bool | None,
+        option(
+            "--chat/--raw", help="Through the chat template, or as it is (default: chat where there is a template)."
+        ),
+    ] = None,
+    parse_special: Annotated[
+        bool, option("--parse-special", help="Read control tokens in a raw prompt as such, not as text.")
+    ] = False,
+    storage: flags.Storage = "auto",
+    block_size: flags.BlockSize = 16,
+    max_context: flags.MaxContext = None,
+    dtype: flags.Dtype = "auto",
+    weights: flags.Weights = "auto",
+    kv_dtype: flags.KvDtype = "auto",
+    device: flags.Device = "auto",
+    threads: flags.Threads = None,
+    ignore_eos: flags.IgnoreEos = False,
+    force: flags.Force = False,
+    as_json: flags.AsJson = False,
+) -> None:
+    """Complete one prompt: from -p, from a file (-f), or standard input, taken verbatim."""
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        stop=tuple(stop or ()),
+        ignore_eos=ignore_eos,
+    )
+    config = flags.engine_config(
+        storage=storage,
+        block_size=block_size,
+        max_context=max_context,
+        max_num_seqs=1,
+        dtype=dtype,
+        weights=weights,
+        kv_dtype=kv_dtype,
+        device=device,
+        threads=threads,
+        force=force,
+    )
+    if parse_special and chat:
+        raise InvalidRequest("--parse-special concerns raw prompts; give it with --raw, not with --chat")
+    text = read_prompt(prompt, file)
+    llm = flags.load(model, config)
+    if chat is None:
+        chat = llm.tokenizer.chat_template is not None and not parse_special
+    if chat:
+        prompt_ids = tuple(llm.tokenizer.encode_chat([{"role": "user", "content": text}]))
+    else:
+        prompt_ids = llm.encode(text, parse_special=parse_special)
+    output = stream_to_stdout(llm, prompt_ids, params, silent=as_json)
+    if as_json:
+        print(json.dumps(as_object(llm, output), ensure_ascii=False))
+
+
+def stream_to_stdout(
+    llm: LLM,
+    prompt_ids: tuple[int, ...],
+    params: SamplingParams,
+    *,
+    silent: bool = False,
+    on_text: Callable[[str], object] = lambda text: None,
+) -> RequestOutput:
+    """Print the text as it comes, and one newline at its end, also when it is interrupted.
+
+    `on_text` gets each piece too; `silent` prints nothing.
+    """
+    from octavo.outputs import RequestOutput
+
+    started = False
+    try:
+        for item in llm.stream(prompt_ids, params):
+            if isinstance(item, RequestOutput):
+                return item
+            on_text(item.text)
+            if not silent:
+                started = True
+                sys.stdout.write(item.text)
+                sys.stdout.flush()
+    finally:
+        if started:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+    raise AssertionError("a stream ends with its output")
+
+
+def as_object(llm: LLM, output: RequestOutput) -> dict[str, Any]:
+    """What `--json` prints."""
+    completion = output.outputs[0]
+    return {
+        "model": llm.loaded.plan.checkpoint.path.name,
+        "prompt_token_ids": list(output.prompt_token_ids),
+        "token_ids": list(completion.token_ids),
+        "text": completion.text,
+        "finish_reason": completion.finish_reason,
+        "usage": asdict(output.usage),
+        "timings": {name: round(value, 6) for name, value in asdict(output.timings).items()},
+        "storage": output.storage,
+        "routes": dict(output.routes),
+    }

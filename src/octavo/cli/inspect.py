@@ -1,0 +1,107 @@
+"""`octavo inspect`: the memory ledger of a model before it is loaded."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from octavo.cli import engine_options as flags
+from octavo.cli.options import option
+
+if TYPE_CHECKING:
+    from octavo.engine.loaded_model import ModelPlan
+
+_MIB = 1 << 20
+
+
+def inspect(
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="As for generate (default smollm2).")] = None,
+    parallel: Annotated[int, option("--parallel", help="Sequences that may run at once.")] = 1,
+    storage: flags.Storage = "auto",
+    block_size: flags.BlockSize = 16,
+    max_context: flags.MaxContext = None,
+    dtype: flags.Dtype = "auto",
+    weights: flags.Weights = "auto",
+    kv_dtype: flags.KvDtype = "auto",
+    device: flags.Device = "auto",
+    threads: flags.Threads = None,
+    as_json: flags.AsJson = False,
+) -> None:
+    """Print what a model is and what it will take, without reading its weights."""
+    from octavo.engine.loaded_model import plan_model
+    from octavo.store import TerminalProgress, resolve_model
+
+    config = flags.engine_config(
+        storage=storage,
+        block_size=block_size,
+        max_context=max_context,
+        max_num_seqs=parallel,
+        dtype=dtype,
+        weights=weights,
+        kv_dtype=kv_dtype,
+        device=device,
+        threads=threads,
+    )
+    plan = plan_model(resolve_model(model, progress=TerminalProgress()), config)
+    found = as_object(plan)
+    if as_json:
+        print(json.dumps(found, ensure_ascii=False))
+        return
+    for name, value in found.items():
+        if name == "memory":
+            print("memory")
+            for key, amount in value.items():
+                if key != "groups":
+                    print(f"  {key.removesuffix('_bytes'):<12} {amount / _MIB:>10,.1f} MiB")
+            for group in value["groups"]:
+                window = f", window {group['window']}" if group["window"] else ""
+                size = f"{group['bytes_per_token']:,} bytes per token, {group['num_blocks']:,} blocks"
+                print(f"  {group['layers']} {group['kind']} layers{window}: {size}")
+        else:
+            print(f"{name:<12} {value}")
+
+
+def as_object(plan: ModelPlan) -> dict[str, Any]:
+    """What `--json` prints; sizes in bytes."""
+    ledger, config = plan.ledger, plan.config
+    k, v = plan.codecs
+    return {
+        "model": plan.checkpoint.path.name,
+        "architecture": config.model_type,
+        "layers": config.num_hidden_layers,
+        "hidden_size": config.hidden_size,
+        "vocab_size": config.vocab_size,
+        "trained_context": config.max_position_embeddings,
+        "file_bytes": plan.checkpoint.num_bytes,
+        "device": plan.device.type,
+        "threads": plan.threads,
+        "dtype": str(plan.dtype).removeprefix("torch."),
+        "weights": plan.routes[0].properties.name,
+        "kv_dtype": {"k": k.name, "v": v.name},
+        "storage": plan.storage.kind.value,
+        "storage_reason": plan.storage.reason,
+        "max_context": ledger.max_context,
+        "parallel": ledger.max_num_seqs,
+        "memory": {
+            "available_bytes": ledger.available_bytes,
+            "weight_bytes": ledger.weight_bytes,
+            "workspace_bytes": ledger.workspace_bytes,
+            "activation_bytes": ledger.activation_bytes,
+            "kv_bytes": ledger.kv_bytes,
+            "total_bytes": ledger.total_bytes,
+            "groups": [
+                {
+                    "kind": group.kind,
+                    "layers": group.num_layers,
+                    "window": group.window,
+                    "bytes_per_token": group.bytes_per_token,
+                    "num_blocks": group.num_blocks,
+                    "block_bytes": group.block_bytes,
+                    "ring_bytes": group.ring_bytes,
+                }
+                for group in ledger.groups
+            ],
+        },
+    }

@@ -1,0 +1,60 @@
+"""Where a prompt comes from: the command line, a file, or standard input. It is taken verbatim, as one prompt."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from octavo.errors import InvalidRequest
+
+_BOM = b"\xef\xbb\xbf"
+
+
+def read_prompt(text: str | None, file: Path | None) -> str:
+    """The prompt. With `-p` or `-f`, standard input is left alone.
+
+    Line ends and a final newline are kept; a UTF-8 byte-order mark at the start is not part of the text. Raises
+    `InvalidRequest` if there is no prompt, it is empty, or it is not UTF-8.
+    """
+    if text is not None and file is not None:
+        raise InvalidRequest("a prompt was given both with -p and with -f; give one of them")
+    if text is not None:
+        return _checked(text, "-p")
+    if file is not None:
+        return _decoded(_read(file), str(file))
+    if sys.stdin is None or sys.stdin.isatty():
+        raise InvalidRequest("there is no prompt; give one with -p TEXT, -f FILE, or on standard input")
+    return _decoded(sys.stdin.buffer.read(), "standard input")
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise InvalidRequest(
+            f"the prompt file {str(file)!r} cannot be read: {error.strerror}; check its path"
+        ) from error
+
+
+def _decoded(data: bytes, source: str) -> str:
+    try:
+        text = data.removeprefix(_BOM).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"{source} is not UTF-8: byte 0x{error.object[error.start]:02x} at offset {error.start}; convert it first"
+        ) from error
+    return _checked(text, source)
+
+
+def _checked(text: str, source: str) -> str:
+    if not text:
+        raise InvalidRequest(
+            f"the prompt from {source} is empty; give at least one character (-p, -f or standard input)"
+        )
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"the prompt from {source} is not UTF-8 at character {error.start}; convert it first"
+        ) from error
+    return text

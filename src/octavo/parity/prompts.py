@@ -1,0 +1,23 @@
+"""The prompts of a parity run: four lengths, the last longer than any sliding window of the model."""
+
+from __future__ import annotations
+
+from octavo.tokenizer import Tokenizer
+
+_SHORT = "The lighthouse keeper counted the ships that passed before noon, and"
+_CODE = "def moving_average(values, width):\n    total = 0.0\n    for index, value in enumerate(values):\n"
+_STORY = (
+    "Every morning the baker of the small town lit the oven before the sun was up. "
+    "He weighed the flour, he warmed the water, and he thought about the day that would come. "
+    "The first to knock was always the schoolteacher, who wanted two rolls and the news of the street. "
+)
+
+
+def parity_prompts(tokenizer: Tokenizer, longest: int) -> list[str]:
+    """Four texts; the last has at least `longest` tokens."""
+    story = _STORY
+    number = 1
+    while len(tokenizer.encode(story)) < longest:
+        number += 1
+        story += f"Day {number}. {_STORY}"
+    return [_SHORT, _CODE, _STORY, story]

@@ -1,0 +1,51 @@
+"""The outcome of a parity run, for people and programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ArmResult:
+    """One arm against the reference. `problem` says why it failed, beyond what the numbers show."""
+
+    name: str
+    equal: bool
+    first_divergence: int | None
+    max_logit_diff: float | None
+    routes: Mapping[str, int]
+    problem: str | None = None
+
+    def as_object(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "equal": self.equal,
+            "first_divergence": self.first_divergence,
+            "max_logit_diff": self.max_logit_diff,
+            "routes": dict(self.routes),
+        }
+
+    def line(self) -> str:
+        verdict = "equal" if self.equal else f"DIFFERS ({self.problem})" if self.problem else "DIFFERS"
+        diff = "not observed" if self.max_logit_diff is None else f"{self.max_logit_diff:.3g}"
+        first = "none" if self.first_divergence is None else str(self.first_divergence)
+        routes = ", ".join(f"{name} {count}" for name, count in self.routes.items())
+        return f"{self.name:<22} {verdict:<10} divergent token: {first}; largest logit difference: {diff}; {routes}"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """`contract` says what agreement meant: bitwise, or tokens above a margin."""
+
+    model: str
+    contract: str
+    arms: tuple[ArmResult, ...]
+
+    @property
+    def equal(self) -> bool:
+        return all(arm.equal for arm in self.arms)
+
+    def as_object(self) -> dict[str, Any]:
+        return {"model": self.model, "equal": self.equal, "arms": [arm.as_object() for arm in self.arms]}

@@ -1,0 +1,162 @@
+"""Runs the arms: the same weights and prompts through every storage, batch, chunking and front."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from octavo.cache.storage_policy import StorageDecision
+from octavo.config import EngineConfig
+from octavo.engine.core import EngineCore
+from octavo.engine.loaded_model import LoadedModel, share_weights
+from octavo.errors import InvalidRequest
+from octavo.llm import LLM
+from octavo.parity.prompts import parity_prompts
+from octavo.parity.report import ArmResult, Report
+from octavo.parity.trace import Trace, compare
+from octavo.sampling_params import SamplingParams
+from octavo.step_batch import StorageKind
+
+ROWS = 4
+ARMS = (
+    "dense_b1",
+    "paged_b1",
+    *(f"batch{ROWS}_{kind}_row{row}" for kind in ("dense", "paged") for row in range(ROWS)),
+    "prefill_chunk_7",
+    "prefill_chunk_64",
+    "cli",
+)
+_FAULT_STEP = 3
+_MARGIN = {torch.float32: 1e-3, torch.float16: 0.25, torch.bfloat16: 0.25}
+_EXPECTED_ROUTES = {StorageKind.DENSE: {"dense", "ring"}, StorageKind.PAGED: {"gather"}}
+
+
+class ParityRun:
+    """One model's parity run. The reference is each prompt alone, dense, prefilled whole."""
+
+    def __init__(self, loaded: LoadedModel, config: EngineConfig, num_tokens: int, fault: str | None) -> None:
+        if fault is not None and fault not in ARMS:
+            raise InvalidRequest(f"arm {fault!r} is unknown; choose one of {', '.join(ARMS)}")
+        self._loaded = loaded
+        self._config = config
+        self._params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+        self._fault = fault
+        windows = [spec.window for spec in loaded.model.kv_layout(loaded.plan.config) if spec.window is not None]
+        longest = max(windows, default=256) + 100
+        self._prompts = parity_prompts(loaded.tokenizer, longest)
+        self._ids = [loaded.tokenizer.encode(prompt) for prompt in self._prompts]
+        routes = [route.properties for route in loaded.plan.routes]
+        self.bitwise = loaded.plan.device.type == "cpu" and all(route.row_invariant for route in routes)
+        self.margin = _MARGIN[loaded.plan.dtype]
+        self._reference: list[Trace] = []
+
+    def arms(self, on_arm: Callable[[ArmResult], None]) -> list[ArmResult]:
+        """Run all arms, telling each as it is known."""
+        results: list[ArmResult] = []
+
+        def done(arm: ArmResult) -> None:
+            results.append(arm)
+            on_arm(arm)
+
+        self._reference = [self._alone(StorageKind.DENSE, i, "") for i in range(ROWS)]
+        longest = ROWS - 1
+        done(self._judge("dense_b1", self._alone(StorageKind.DENSE, longest, "dense_b1"), longest, StorageKind.DENSE))
+        done(self._judge("paged_b1", self._alone(StorageKind.PAGED, longest, "paged_b1"), longest, StorageKind.PAGED))
+        for kind in (StorageKind.DENSE, StorageKind.PAGED):
+            names = [f"batch{ROWS}_{kind.value}_row{row}" for row in range(ROWS)]
+            for row, trace in enumerate(self._batch(kind, names)):
+                done(self._judge(names[row], trace, row, kind))
+        for chunk in (7, 64):
+            name = f"prefill_chunk_{chunk}"
+            trace = self._alone(StorageKind.PAGED, longest, name, prefill_chunk=chunk)
+            done(self._judge(name, trace, longest, StorageKind.PAGED))
+        done(self._judge("cli", self._cli(0), 0, StorageKind.DENSE))
+        return results
+
+    def _judge(self, name: str, trace: Trace, prompt: int, kind: StorageKind) -> ArmResult:
+        found = compare(trace, self._reference[prompt], bitwise=self.bitwise, margin=self.margin)
+        problem = None
+        if not set(trace.routes) or not set(trace.routes) <= _EXPECTED_ROUTES[kind]:
+            problem = f"took routes {sorted(trace.routes)}, not {sorted(_EXPECTED_ROUTES[kind])}"
+        equal = found.agrees and problem is None
+        return ArmResult(name, equal, found.first_divergence, found.max_logit_diff, trace.routes, problem)
+
+    def _alone(self, kind: StorageKind, prompt: int, name: str, **settings: int) -> Trace:
+        config = replace(self._config, max_num_seqs=1, **settings)
+        return self._run(config, kind, [prompt], [name])[0]
+
+    def _batch(self, kind: StorageKind, names: Sequence[str]) -> list[Trace]:
+        """All prompts at once under a token budget that makes the long one's prefill share steps with decodes."""
+        config = replace(self._config, max_num_seqs=ROWS, max_batch_tokens=200, prefill_chunk=128)
+        return self._run(config, kind, range(ROWS), names)
+
+    def _run(
+        self, config: EngineConfig, kind: StorageKind, prompts: Sequence[int], names: Sequence[str]
+    ) -> list[Trace]:
+        traces = [Trace() for _ in prompts]
+
+        def observe(request_id: str, logits: Tensor) -> None:
+            row = int(request_id.partition("-")[0])
+            if names[row] == self._fault and names[row] and len(traces[row].logits) == _FAULT_STEP:
+                logits.copy_(logits.roll(1))
+            traces[row].logits.append(logits.clone())
+
+        loaded = share_weights(self._loaded, config, StorageDecision(kind, "a parity arm"))
+        llm = LLM.over(EngineCore(loaded, config, observe))
+        outputs = llm.generate([self._ids[i] for i in prompts], self._params)
+        for trace, output in zip(traces, outputs, strict=True):
+            trace.token_ids = list(output.outputs[0].token_ids)
+            trace.routes = output.routes
+        return traces
+
+    def _cli(self, prompt: int) -> Trace:
+        """The same prompt through a process of its own; logits stay in there."""
+        plan = self._loaded.plan
+        command = [
+            *(
+                sys.executable,
+                "-m",
+                "octavo",
+                "generate",
+                "--json",
+                "--raw",
+                "--ignore-eos",
+                "-p",
+                self._prompts[prompt],
+            ),
+            *("-m", str(plan.checkpoint.path), "-n", str(self._params.max_tokens), "--storage", "dense"),
+            *("--dtype", str(plan.dtype).removeprefix("torch."), "--weights", self._config.weights),
+            *("--device", plan.device.type, "--threads", str(plan.threads), "--kv-dtype", self._config.kv_dtype),
+            *("--block-size", str(self._config.block_size)),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            return Trace(routes={f"exit status {done.returncode}": 1})
+        answer = json.loads(done.stdout)
+        token_ids = list(answer["token_ids"])
+        if self._fault == "cli":
+            token_ids[_FAULT_STEP] += 1
+        return Trace(token_ids, [], answer["routes"])
+
+
+def run_parity(
+    loaded: LoadedModel,
+    config: EngineConfig,
+    *,
+    num_tokens: int = 64,
+    fault: str | None = None,
+    on_arm: Callable[[ArmResult], None] = lambda arm: None,
+) -> Report:
+    """Compare every arm with the reference over `num_tokens` greedy tokens.
+
+    `fault` perturbs one arm, which must then be reported as different. Raises `InvalidRequest` for an unknown arm.
+    """
+    run = ParityRun(loaded, config, num_tokens, fault)
+    contract = "bitwise" if run.bitwise else f"tokens wherever the reference leads by more than {run.margin:g}"
+    return Report(loaded.plan.checkpoint.path.name, contract, tuple(run.arms(on_arm)))
