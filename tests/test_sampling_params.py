@@ -11,7 +11,7 @@ from octavo.errors import InvalidRequest
 from octavo.sampling_params import MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, SamplingParams
 
 HUGE = 10**5000  # more digits than Python agrees to print
-NOT_NUMBERS = ["1", None, [], {}, True, False, math.nan, 1 + 0j]
+NOT_NUMBERS: list[object] = ["1", None, [], {}, True, False, math.nan, 1 + 0j]
 REALS = ["temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"]
 INTEGERS = ["top_k", "n"]
 

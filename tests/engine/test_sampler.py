@@ -114,6 +114,12 @@ def test_a_vanishing_temperature_takes_the_best_token(temperature: float) -> Non
     assert {one(logits, seed=seed, temperature=temperature) for seed in range(20)} == {int(np.argmax(logits))}
 
 
+@pytest.mark.parametrize("settings", [{}, {"top_p": 0.9}, {"top_k": 2}, {"min_p": 1.0}], ids=str)
+def test_at_a_vanishing_temperature_equals_at_the_top_are_still_drawn_from(settings: dict[str, object]) -> None:
+    drawn = {one([1.0, 4.0, 4.0, -8.0], seed=seed, temperature=5e-324, **settings) for seed in range(40)}
+    assert drawn == {1, 2}
+
+
 def test_a_temperature_of_100_draws_nearly_evenly() -> None:
     drawn = {one([4.0, 3.0, -2.0, -8.0], seed=seed, temperature=100.0) for seed in range(60)}
     assert drawn == {0, 1, 2, 3}
