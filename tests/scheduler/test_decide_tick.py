@@ -69,6 +69,7 @@ def test_a_contiguous_request_waits_for_a_long_enough_run() -> None:
 
 def test_no_more_requests_run_than_the_budget_has_tokens() -> None:
     assert decide_tick(view([1, 1], [(1, 1)] * 4, budget=3)).admitted == ("w0",)
+    assert decide_tick(view([1, 1, 1], [(1, 1)] * 4, budget=3)).admitted == ()
 
 
 def test_an_empty_view_decides_nothing() -> None:

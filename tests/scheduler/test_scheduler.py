@@ -9,6 +9,7 @@ from scheduler_simulation import StorageSimulation, make_pool, make_state
 
 from octavo.cache.cache_pool import CachePool
 from octavo.cache.refusals import BlocksExhausted, InvalidArgument
+from octavo.cache.sequence import SequenceHandle
 from octavo.errors import CapacityError, InvalidRequest
 from octavo.request import RequestState
 from octavo.scheduler.scheduler import ScheduledStep, Scheduler
@@ -116,6 +117,17 @@ def test_a_large_request_at_the_head_is_not_overtaken_and_starts_when_room_is_ma
     assert [name for name, *_ in shape(scheduled(scheduler))] == ["r2", "r3"]
 
 
+def test_nobody_enters_into_blocks_that_a_running_request_may_still_claim() -> None:
+    pool = make_pool()
+    scheduler = make_scheduler(pool)
+    scheduler.add(make_state("r1", 100, 60))
+    step = scheduled(scheduler)
+    scheduler.complete(step, answer(step))
+    scheduler.add(make_state("r2", 30, 3))
+    assert pool.num_free_blocks == (10, 10)
+    assert [name for name, *_ in shape(scheduled(scheduler))] == ["r1"]
+
+
 @pytest.mark.parametrize("storage", [DENSE, PAGED])
 def test_a_finished_request_gives_all_back_at_once(storage: StorageKind) -> None:
     pool = make_pool()
@@ -162,6 +174,7 @@ def everything(scheduler: Scheduler, pool: CachePool, states: list[RequestState]
         scheduler.num_waiting,
         scheduler.num_running,
         [(s.slot, s.num_computed_tokens, tuple(s.output_token_ids)) for s in states],
+        [pool.written(SequenceHandle(s.slot, 1)) for s in states if s.slot is not None],
         pool.available_blocks(),
         pool.num_free_slots,
     )

@@ -40,7 +40,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     # -- rules --------------------------------------------------------------------------------------------------
 
     @rule(
-        num_prompt=st.one_of(st.integers(1, 40), st.integers(1, 190)),
+        num_prompt=st.one_of(st.integers(1, 40), st.integers(60, 185)),
         max_new=st.one_of(st.integers(1, 8), st.integers(1, 60)),
         storage=st.sampled_from([None, *StorageKind]),
     )

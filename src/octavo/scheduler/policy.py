@@ -65,8 +65,9 @@ def decide_tick(view: SchedulerView) -> Decision:
 
     Decode rows come first. Prefill chunks of running requests, then of newly admitted ones, fill the rest in arrival
     order. Admission is strictly first come first served: a request enters only if its whole maximum length fits
-    beside what the running may still claim, and nobody overtakes one that does not. No more requests run than the
-    budget has tokens, so every decode row is in every step and a prefill never waits for ever.
+    beside what the running may still claim, and nobody overtakes one that does not. It also needs a token of the
+    budget that the running leave over; so never more run than the budget has tokens, every decode row is in every
+    step, and a prefill never waits for ever.
     """
     budget = view.max_batch_tokens
     shares: list[Share] = []
@@ -95,10 +96,9 @@ def decide_tick(view: SchedulerView) -> Decision:
 
 def _admissible(view: SchedulerView) -> Sequence[WaitingView]:
     """The longest prefix of the waiting line that slots and blocks have room for."""
-    slots = min(view.free_slots, view.max_batch_tokens - len(view.running))
     room, runs = view.available_blocks, view.longest_runs
     fitting: list[WaitingView] = []
-    for waiting in view.waiting[: max(0, slots)]:
+    for waiting in view.waiting[: view.free_slots]:
         if not _fits(waiting.blocks, room) or (waiting.contiguous and not _fits(waiting.blocks, runs)):
             break
         room = _less(room, waiting.blocks)

@@ -121,7 +121,7 @@ class Scheduler:
             if row.sample is (token_id is None):
                 raise InvalidArgument(f"row {i} has sample={row.sample} but its sampled token is {token_id}")
         self._in_flight = None
-        for running, row, token_id in zip(self._tenants(step), rows, sampled, strict=True):
+        for running, row, token_id in zip(self._still_running(step), rows, sampled, strict=True):
             if running is None:
                 continue
             running.state.num_computed_tokens += row.num_tokens
@@ -136,7 +136,7 @@ class Scheduler:
         """
         self._check_in_flight(step)
         self._in_flight = None
-        for running, row in zip(self._tenants(step), step.batch.rows, strict=True):
+        for running, row in zip(self._still_running(step), step.batch.rows, strict=True):
             if running is not None:
                 self._pool.rollback_append(running.handle, row.num_tokens)
 
@@ -214,14 +214,9 @@ class Scheduler:
             sample=num_tokens == running.num_remaining,
         )
 
-    def _tenants(self, step: ScheduledStep) -> list[_Running | None]:
-        """Per row, its request if that still runs in the same tenancy of its slot."""
-        tenants = []
-        for row, state in zip(step.batch.rows, step.states, strict=True):
-            running = self._running.get(state.request.request_id)
-            same = running is not None and running.handle == (row.slot, row.generation)
-            tenants.append(running if same else None)
-        return tenants
+    def _still_running(self, step: ScheduledStep) -> list[_Running | None]:
+        """Per row, its request unless it ended meanwhile. None can have come back: that takes another `schedule`."""
+        return [self._running.get(state.request.request_id) for state in step.states]
 
     def _trim_windows(self, running: _Running) -> None:
         if running.waiting.storage is StorageKind.PAGED:
