@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from typing import Any, NoReturn
@@ -21,6 +22,23 @@ from octavo.errors import InvalidRequest
 # What a template's own expressions may raise on data they did not expect.
 _EXPRESSION_ERRORS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 _PROBE = "probe-of-octavo"
+
+
+_PROBE_TOOL = {
+    "type": "function",
+    "function": {"name": "tool", "description": "a tool", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+@dataclass(frozen=True)
+class ToolCallStyle:
+    """How a template wants a message with tool calls."""
+
+    text_arguments: bool = False  # arguments as JSON text: a mapping would be printed as Python writes it
+    null_content: bool = False  # missing content as null: the template asks for that to find tool calls
+
+
+_TOOL_CALL_STYLES = tuple(ToolCallStyle(text, null) for null in (False, True) for text in (False, True))
 
 
 class TemplateRefusal(TemplateError):
@@ -131,27 +149,32 @@ class ChatTemplate:
         return _PROBE in rendered and "'type'" not in rendered and '"type"' not in rendered
 
     @cached_property
-    def takes_text_arguments(self) -> bool:
-        """Whether tool-call arguments must be JSON text: a mapping is printed as Python writes it, or fails."""
-        return not self._renders_arguments({_PROBE: "x"}) and self._renders_arguments(json.dumps({_PROBE: "x"}))
+    def tool_calls(self) -> ToolCallStyle:
+        """The shape in which tool calls reach the rendering whole; mappings beside empty text if none is known to."""
+        return next(filter(self._renders_tool_calls, _TOOL_CALL_STYLES), _TOOL_CALL_STYLES[0])
 
-    def _renders_arguments(self, arguments: Any) -> bool:
-        content: Any = "question" if self.takes_strings else [{"type": "text", "text": "question"}]
-        call = {"type": "function", "id": "abcdefghi", "function": {"name": "tool", "arguments": arguments}}
-        messages = [
-            {"role": "user", "content": content},
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": "abcdefghi", "name": "tool", "content": "answer"},
-        ]
-        rendered = self._probe(messages)
-        return _PROBE in rendered and f"{{'{_PROBE}'" not in rendered
+    def _renders_tool_calls(self, style: ToolCallStyle) -> bool:
+        question: Any = "question" if self.takes_strings else [{"type": "text", "text": "question"}]
+        arguments = {_PROBE: "x"}
+        function = {"name": "tool", "arguments": json.dumps(arguments) if style.text_arguments else arguments}
+        call = {"type": "function", "id": "abcdefghi", "function": function}
+        rendered = self._probe(
+            [
+                {"role": "user", "content": question},
+                {"role": "assistant", "content": None if style.null_content else "", "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "abcdefghi", "name": "tool", "content": "answer"},
+            ]
+        )
+        return _PROBE in rendered and f"{{'{_PROBE}'" not in rendered and "None" not in rendered
 
     def _probe(self, messages: list[Any]) -> str:
-        """The rendering, or nothing if the template does not like such messages."""
-        try:
-            return self._render(messages, tools=None, add_generation_prompt=False)
-        except (TemplateError, *_EXPRESSION_ERRORS):
-            return ""
+        """The rendering, or nothing if the template does not like such messages, with tools or without."""
+        for tools in (None, [_PROBE_TOOL]):
+            try:
+                return self._render(messages, tools=tools, add_generation_prompt=False)
+            except (TemplateError, *_EXPRESSION_ERRORS):
+                continue
+        return ""
 
     def _render(self, messages: Sequence[Any], **variables: Any) -> str:
         values = {"documents": None, **self._special_texts, **variables}

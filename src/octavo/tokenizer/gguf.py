@@ -194,9 +194,5 @@ def _raw_bpe(metadata: _Metadata, vocabulary: Vocabulary) -> tuple[EncodeRun, _D
 
 def _merges(metadata: _Metadata, pieces: Mapping[str, int]) -> list[tuple[str, str]]:
     """Merges in order of rank; those that could only build a token which text must not become are left out."""
-    merges = []
-    for line in metadata.sequence("merges"):
-        left, _, right = line.partition(" ") if line[:1] != " " else (" ", "", line[1:].removeprefix(" "))
-        if left in pieces and right in pieces and left + right in pieces:
-            merges.append((left, right))
-    return merges
+    pairs = [line.partition(" ") for line in metadata.sequence("merges")]
+    return [(a, b) for a, _, b in pairs if a in pieces and b in pieces and a + b in pieces]

@@ -32,12 +32,18 @@ def plain_data(value: Any, where: str) -> Any:
 
 
 def normalize_messages(
-    messages: Sequence[Mapping[str, Any]], *, takes_strings: bool, takes_parts: bool, takes_text_arguments: bool
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    takes_strings: bool,
+    takes_parts: bool,
+    text_arguments: bool = False,
+    null_content: bool = False,
 ) -> list[Message]:
     """Messages as the template expects them; the input is not changed.
 
-    Null fields are dropped, missing content is empty text, text parts become one text (joined by line feeds) unless
-    the template takes parts, and tool-call arguments become mappings unless it takes text. Raises InvalidRequest.
+    Null fields are dropped; missing content is empty text (null beside tool calls with `null_content`); text parts
+    become one text, joined by line feeds, unless the template takes parts; tool-call arguments become mappings where
+    they are JSON objects, or text with `text_arguments`. Raises InvalidRequest.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)) or not messages:
         raise InvalidRequest("messages is empty or not a list; give at least one message with a role and content")
@@ -47,8 +53,11 @@ def normalize_messages(
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise InvalidRequest(f"{where} has no role; give an object with role and content")
         fields = {key: plain_data(value, where) for key, value in message.items() if value is not None}
-        fields["content"] = _content(fields.get("content", ""), where, takes_strings, takes_parts)
-        _normalize_tool_calls(fields, where, as_text=takes_text_arguments)
+        _normalize_tool_calls(fields, where, as_text=text_arguments)
+        if null_content and "tool_calls" in fields and not fields.get("content"):
+            fields["content"] = None
+        else:
+            fields["content"] = _content(fields.get("content", ""), where, takes_strings, takes_parts)
         normalized.append(fields)
     return normalized
 

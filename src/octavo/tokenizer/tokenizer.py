@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.errors import InvalidRequest
-from octavo.tokenizer.chat_template import ChatTemplate
+from octavo.tokenizer.chat_template import ChatTemplate, ToolCallStyle
 from octavo.tokenizer.control_text import ControlTextMarks
 from octavo.tokenizer.detokenizer import IncrementalDetokenizer
 from octavo.tokenizer.directory import parts_from_directory
@@ -92,7 +92,7 @@ class Tokenizer:
         return self._vocabulary.token_bytes(token_id)
 
     def token_text(self, token_id: int) -> str:
-        """The token as the model's files spell it; empty past the vocabulary. Raises InvalidRequest for a negative id."""
+        """The token as the files spell it; empty past the vocabulary. Raises InvalidRequest for a negative id."""
         return self._vocabulary.token_text(token_id)
 
     def detokenizer(self, *, skip_special_tokens: bool = True) -> IncrementalDetokenizer:
@@ -145,12 +145,14 @@ class Tokenizer:
         template_kwargs: Mapping[str, Any],
     ) -> tuple[str, ControlTextMarks]:
         template = self._template("tool_use" if tools else "default")
+        style = template.tool_calls if _has_tool_calls(messages) else ToolCallStyle()
         conversation = {
             "messages": normalize_messages(
                 messages,
                 takes_strings=template.takes_strings,
                 takes_parts=template.takes_parts,
-                takes_text_arguments=_has_tool_calls(messages) and template.takes_text_arguments,
+                text_arguments=style.text_arguments,
+                null_content=style.null_content,
             ),
             "tools": normalize_tools(tools),
             "variables": {name: plain_data(value, name) for name, value in template_kwargs.items()},

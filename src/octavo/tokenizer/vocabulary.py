@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from functools import cached_property
 
+import numpy as np
+
 from octavo.errors import InvalidRequest
 
 SPACE_MARK = "\u2581"
@@ -77,13 +79,19 @@ class Vocabulary:
     @cached_property
     def control_ids(self) -> frozenset[int]:
         """Ids that no ordinary text may become, and that decoding skips: control and unknown tokens."""
-        hidden = (TokenKind.CONTROL, TokenKind.UNKNOWN)
-        return frozenset(index for index, kind in enumerate(self.kinds) if kind in hidden)
+        return frozenset(self._ids_of_kind(TokenKind.CONTROL, TokenKind.UNKNOWN))
 
     def of_kind(self, *kinds: TokenKind) -> dict[str, int]:
         """Text → id of the tokens of these kinds; empty texts are left out."""
-        wanted = frozenset(int(kind) for kind in kinds)
-        return {self.texts[i]: i for i, kind in enumerate(self.kinds) if kind in wanted and self.texts[i]}
+        return {text: index for index in self._ids_of_kind(*kinds) if (text := self.texts[index])}
+
+    def _ids_of_kind(self, *kinds: TokenKind) -> list[int]:
+        ids: list[int] = np.flatnonzero(np.isin(self._kind_array, kinds)).tolist()
+        return ids
+
+    @cached_property
+    def _kind_array(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        return np.asarray(self.kinds, dtype=np.int64)
 
     def token_text(self, token_id: int) -> str:
         """Text as the file spells it; nothing for the padding ids that a model may have past the vocabulary."""
