@@ -125,7 +125,7 @@ class LLM:
         **template_kwargs: Any,
     ) -> list[RequestOutput]:
         """Answer each conversation through the model's chat template; one conversation may be given bare."""
-        conversations = [messages] if not messages or isinstance(messages[0], Mapping) else list(messages)
+        conversations = _conversations(messages)
         encoded = [tuple(self.tokenizer.encode_chat(each, **template_kwargs)) for each in conversations]
         return self._run(encoded, _per_prompt(params, len(encoded)))
 
@@ -222,6 +222,12 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if prompts and all(isinstance(each, int) for each in prompts):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
+
+
+def _conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
+    if not messages or isinstance(messages[0], Mapping):
+        return [messages]  # type: ignore[list-item]
+    return list(messages)  # type: ignore[arg-type]
 
 
 def _per_prompt(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:

@@ -87,8 +87,8 @@ class ParityRun:
         equal = found.agrees and problem is None
         return ArmResult(name, equal, found.first_divergence, found.max_logit_diff, trace.routes, problem)
 
-    def _alone(self, kind: StorageKind, prompt: int, name: str, **settings: int) -> Trace:
-        config = replace(self._config, max_num_seqs=1, **settings)
+    def _alone(self, kind: StorageKind, prompt: int, name: str, prefill_chunk: int = 2048) -> Trace:
+        config = replace(self._config, max_num_seqs=1, prefill_chunk=prefill_chunk)
         return self._run(config, kind, [prompt], [name])[0]
 
     def _batch(self, kind: StorageKind, names: Sequence[str]) -> list[Trace]:

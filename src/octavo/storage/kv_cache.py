@@ -72,9 +72,9 @@ class KVCache:
             for g, group in enumerate(self._groups)
         ]
         for plan in self._plans:
-            for row in plan.rows:
-                reason = _REASONS.get(row.route) or self._switches.gather_reason(self._device.type)
-                self.routes.add(row.route, reason)
+            for planned in plan.rows:
+                reason = _REASONS.get(planned.route) or self._switches.gather_reason(self._device.type)
+                self.routes.add(planned.route, reason)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store k and v, then attend causally, each row within its own sequence.

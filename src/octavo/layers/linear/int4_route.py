@@ -24,7 +24,8 @@ class Int4Weight:
         return self._packed.numel() * self._packed.itemsize + self._scale_and_zero.numel() * 2
 
     def apply(self, x: Tensor) -> Tensor:
-        return torch.ops.aten._weight_int4pack_mm_for_cpu(x, self._packed, self._group, self._scale_and_zero)
+        y: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, self._packed, self._group, self._scale_and_zero)
+        return y
 
     def apply_float32(self, x: Tensor) -> Tensor:
         return self.apply(x).float()

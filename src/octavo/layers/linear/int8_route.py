@@ -24,7 +24,8 @@ class Int8Weight:
         return self._codes.numel() + self._scale.numel() * self._scale.itemsize
 
     def apply(self, x: Tensor) -> Tensor:
-        return torch.ops.aten._weight_int8pack_mm(x, self._codes, self._scale)
+        y: Tensor = torch.ops.aten._weight_int8pack_mm(x, self._codes, self._scale)
+        return y
 
     def apply_float32(self, x: Tensor) -> Tensor:
         return self.apply(x).float()

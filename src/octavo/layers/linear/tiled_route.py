@@ -65,7 +65,8 @@ class TiledWeight:
         rounded = _linear_pointwise(x, self._weight, None, "none", [], "")
         # The kernel adds -rounded to its float32 sum before it rounds, so this is the part that was lost.
         lost = _linear_pointwise(x, -rounded, self._weight, None, "add")
-        return (rounded.float() + lost.float())[:rows]
+        whole: Tensor = rounded.float() + lost.float()
+        return whole[:rows]
 
 
 class TiledRoute:
