@@ -130,8 +130,9 @@ class Scheduler:
             self._trim_windows(running)
 
     def cancel(self, step: ScheduledStep) -> None:
-        """Take `step` back because it failed to run: the next `schedule` lays out the same rows in the same blocks.
+        """Take `step` back because it failed to run. Its tokens keep their blocks for when they are scheduled again.
 
+        Whom it admitted stays admitted, so the next step may order and share out its rows differently.
         Raises `InvalidArgument` if `step` is not the one that is out.
         """
         self._check_in_flight(step)
