@@ -93,8 +93,6 @@ def id_of(metadata: dict[str, Any], text: str) -> int:
 
 
 def _merges_of(pipeline: Tokenizer) -> list[tuple[str, str]]:
-    import json
-
     return [tuple(merge) for merge in json.loads(pipeline.to_str())["model"]["merges"]]
 
 

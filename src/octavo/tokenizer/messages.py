@@ -31,6 +31,15 @@ def plain_data(value: Any, where: str) -> Any:
     raise InvalidRequest(f"{where} holds a {type(value).__name__}; only JSON values can be given to a chat template")
 
 
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raises InvalidRequest unless `messages` is a non-empty list of objects that each have a role."""
+    if not isinstance(messages, (list, tuple)) or not messages:
+        raise InvalidRequest("messages is empty or not a list; give at least one message with a role and content")
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise InvalidRequest(f"messages[{index}] has no role; give an object with role and content")
+
+
 def normalize_messages(
     messages: Sequence[Mapping[str, Any]],
     *,
@@ -39,19 +48,15 @@ def normalize_messages(
     text_arguments: bool = False,
     null_content: bool = False,
 ) -> list[Message]:
-    """Messages as the template expects them; the input is not changed.
+    """Checked messages as the template expects them; the input is not changed.
 
     Null fields are dropped; missing content is empty text (null beside tool calls with `null_content`); text parts
     become one text, joined by line feeds, unless the template takes parts; tool-call arguments become mappings where
     they are JSON objects, or text with `text_arguments`. Raises InvalidRequest.
     """
-    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)) or not messages:
-        raise InvalidRequest("messages is empty or not a list; give at least one message with a role and content")
     normalized = []
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise InvalidRequest(f"{where} has no role; give an object with role and content")
         fields = {key: plain_data(value, where) for key, value in message.items() if value is not None}
         _normalize_tool_calls(fields, where, as_text=text_arguments)
         if null_content and "tool_calls" in fields and not fields.get("content"):

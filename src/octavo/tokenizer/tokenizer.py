@@ -13,7 +13,7 @@ from octavo.tokenizer.control_text import ControlTextMarks
 from octavo.tokenizer.detokenizer import IncrementalDetokenizer
 from octavo.tokenizer.directory import parts_from_directory
 from octavo.tokenizer.gguf import parts_from_gguf
-from octavo.tokenizer.messages import normalize_messages, normalize_tools, plain_data
+from octavo.tokenizer.messages import check_messages, normalize_messages, normalize_tools, plain_data
 from octavo.tokenizer.text_encoder import TokenizerParts
 
 
@@ -145,7 +145,8 @@ class Tokenizer:
         template_kwargs: Mapping[str, Any],
     ) -> tuple[str, ControlTextMarks]:
         template = self._template("tool_use" if tools else "default")
-        style = template.tool_calls if _has_tool_calls(messages) else ToolCallStyle()
+        check_messages(messages)
+        style = template.tool_calls if any(message.get("tool_calls") for message in messages) else ToolCallStyle()
         conversation = {
             "messages": normalize_messages(
                 messages,
@@ -180,10 +181,6 @@ class Tokenizer:
 
     def _visible_bytes(self, token_id: int) -> bytes:
         return b"" if token_id in self._vocabulary.control_ids else self._vocabulary.token_bytes(token_id)
-
-
-def _has_tool_calls(messages: Sequence[Mapping[str, Any]]) -> bool:
-    return any(isinstance(message, Mapping) and message.get("tool_calls") for message in messages)
 
 
 def _check_unicode(text: str) -> None:
