@@ -97,8 +97,9 @@ def plan_memory(
             f"the model needs {gib(available - left + per_block)} (weights {gib(weights)}, the rest workspace and K/V) "
             f"but {gib(available)} are free; take a smaller model, --weights int4, or a smaller --max-context"
         )
-    per_sequence = -(-max_context // config.block_size)
-    num_blocks = config.num_kv_blocks or min(int(left * _KV_SHARE) // per_block, config.max_num_seqs * per_sequence)
+    num_blocks = config.max_num_seqs * -(-max_context // config.block_size)
+    if per_block:
+        num_blocks = config.num_kv_blocks or min(num_blocks, int(left * _KV_SHARE) // per_block)
     if num_blocks * per_block > left:
         raise CapacityError(
             f"{num_blocks} K/V blocks take {gib(num_blocks * per_block)} but {gib(left)} are left after the weights; "
