@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,9 +96,11 @@ class LLM:
         return self.core.max_context
 
     def encode(self, prompt: Prompt, *, parse_special: bool = False) -> tuple[int, ...]:
-        """Token ids of a text; ids pass through as they are."""
+        """Token ids of a text; ids pass through as they are. Raises `InvalidRequest` for anything else."""
         if isinstance(prompt, str):
             return tuple(self.tokenizer.encode(prompt, parse_special=parse_special))
+        if not _is_list(prompt):
+            raise InvalidRequest(f"a prompt is {prompt!r}; give text or a list of token ids")
         for token_id in prompt:
             if isinstance(token_id, bool) or not isinstance(token_id, int):
                 raise InvalidRequest(f"the prompt has {token_id!r} among its token ids; give text or whole numbers")
@@ -129,33 +132,32 @@ class LLM:
         encoded = [tuple(self.tokenizer.encode_chat(each, **template_kwargs)) for each in conversations]
         return self._run(encoded, _per_prompt(params, len(encoded)))
 
-    def stream(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> Iterator[TextDelta | RequestOutput]:
-        """Pieces of one prompt's single choice as they come, and last its `RequestOutput`."""
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, parse_special: bool = False
+    ) -> Iterator[TextDelta | RequestOutput]:
+        """Pieces of one prompt's single choice as they come, and last its `RequestOutput`.
+
+        Several streams may be taken in turns. Closing one, or leaving it, ends its request.
+        """
+        params = _per_prompt(params, 1)[0]
         if params.n != 1:
             raise InvalidRequest(f"n is {params.n}; a stream has one choice")
         before = self.core.runner.cache.routes.by_route()
-        request = self._requests(tuple(prompt_token_ids), params)[0]
-        self._client.submit(request)
+        request = self._requests(self.encode(prompt, parse_special=parse_special), params)[0]
         choice = _Choice(0)
-        for event in self._client.events():
-            choice.take(event)
-            yield event.delta
+        with closing(self._client.run([request])) as events:
+            for event in events:
+                choice.take(event)
+                yield event.delta
         yield self._output(request.request_id, request.prompt_token_ids, params, [choice], before)
 
     def _run(self, prompts: list[tuple[int, ...]], params: list[SamplingParams]) -> list[RequestOutput]:
         before = self.core.runner.cache.routes.by_route()
         requests = [self._requests(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
         choices = {r.request_id: _Choice(r.choice) for group in requests for r in group}
-        try:
-            for group in requests:
-                for request in group:
-                    self._client.submit(request)
-        except BaseException:
-            for request_id in choices:
-                self._client.abort(request_id)
-            raise
-        for event in self._client.events():
-            choices[event.delta.request_id].take(event)
+        with closing(self._client.run([request for group in requests for request in group])) as events:
+            for event in events:
+                choices[event.delta.request_id].take(event)
         return [
             self._output(
                 group[0].request_id, group[0].prompt_token_ids, each, [choices[r.request_id] for r in group], before
@@ -216,15 +218,23 @@ def _timings(
     )
 
 
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
-    if prompts and all(isinstance(each, int) for each in prompts):
+    if not _is_list(prompts):
+        raise InvalidRequest(f"prompts are {prompts!r}; give text, a list of token ids, or a list of these")
+    if prompts and not any(isinstance(each, str) or _is_list(each) for each in prompts):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
 
 
 def _conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
+    if not _is_list(messages):
+        raise InvalidRequest(f"messages are {messages!r}; give a list of messages, or a list of such lists")
     if not messages or isinstance(messages[0], Mapping):
         return [messages]  # type: ignore[list-item]
     return list(messages)  # type: ignore[arg-type]
@@ -235,6 +245,8 @@ def _per_prompt(params: SamplingParams | Sequence[SamplingParams] | None, count:
         return [SamplingParams()] * count
     if isinstance(params, SamplingParams):
         return [params] * count
+    if not _is_list(params) or not all(isinstance(each, SamplingParams) for each in params):
+        raise InvalidRequest(f"sampling params are {params!r}; give SamplingParams, or a list of them")
     if len(params) != count:
         raise InvalidRequest(f"{len(params)} sampling params for {count} prompts; give one, or one for each")
     return list(params)

@@ -1,26 +1,26 @@
-"""How callers talk to an engine: submit requests, take events. In process here; other forms keep the protocol."""
+"""How callers talk to an engine: requests in, events out. In process here; other forms keep the protocol."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Generator, Sequence
 from typing import Protocol
 
 from octavo.engine.core import EngineCore, StepEvent
+from octavo.engine.interrupts import HeldInterrupts
 from octavo.request import Request
 
 
 class EngineClient(Protocol):
-    """Submits requests and yields what happens to them. Used by one thread."""
+    """Runs sets of requests, several at a time if their iterators are taken in turns. Used by one thread."""
 
-    def submit(self, request: Request) -> None:
-        """Raises `InvalidRequest` or `CapacityError`, and then has queued nothing."""
+    def run(self, requests: Sequence[Request]) -> Generator[StepEvent]:
+        """Queue `requests`, all or none, and yield their events as they happen, until each of them has ended.
+
+        Nothing is queued before the first event is taken. Raises `InvalidRequest` or `CapacityError`. Leaving the
+        iterator early, or any exception, aborts those that still run: no block stays behind.
+        """
         ...
-
-    def events(self) -> Iterator[StepEvent]:
-        """Events in the order they happen, until nothing is left to do."""
-        ...
-
-    def abort(self, request_id: str) -> None: ...
 
 
 class InProcessClient:
@@ -28,17 +28,37 @@ class InProcessClient:
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
+        self._inboxes: dict[str, deque[StepEvent]] = {}  # of every request that has not ended
 
-    def submit(self, request: Request) -> None:
-        self._core.add(request)
-
-    def events(self) -> Iterator[StepEvent]:
-        """Leaving the iterator early, or any exception, aborts what still runs: no block stays behind."""
+    def run(self, requests: Sequence[Request]) -> Generator[StepEvent]:
+        """See EngineClient."""
+        inbox: deque[StepEvent] = deque()
+        mine: set[str] = set()
         try:
-            while self._core.has_work:
-                yield from self._core.step()
+            for request in requests:
+                with HeldInterrupts():
+                    self._core.add(request)
+                    self._inboxes[request.request_id] = inbox
+                    mine.add(request.request_id)
+            while mine:
+                while not inbox:
+                    self._step()
+                event = inbox.popleft()
+                if event.delta.finish_reason is not None:
+                    mine.remove(event.delta.request_id)
+                yield event
         finally:
-            self._core.abort_all()
+            with HeldInterrupts():
+                for request_id in mine:
+                    self._inboxes.pop(request_id, None)
+                    self._core.abort(request_id)
 
-    def abort(self, request_id: str) -> None:
-        self._core.abort(request_id)
+    def _step(self) -> None:
+        """One step for all; each event goes to whoever runs its request."""
+        assert self._core.has_work, "a request was lost"
+        with HeldInterrupts() as interrupts:
+            for event in self._core.step(interrupts.let_through):
+                request_id = event.delta.request_id
+                ended = event.delta.finish_reason is not None
+                inbox = self._inboxes.pop(request_id) if ended else self._inboxes[request_id]
+                inbox.append(event)

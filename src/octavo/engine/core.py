@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from octavo.cache.cache_pool import CachePool
@@ -15,12 +17,12 @@ from octavo.engine.ledger import Ledger
 from octavo.engine.loaded_model import LoadedModel
 from octavo.engine.model_runner import ModelRunner
 from octavo.engine.output_processor import OutputProcessor
-from octavo.engine.sampler import Sampler, SamplerRow
+from octavo.engine.sampler import Sampler, SampleResult, SamplerRow
 from octavo.errors import InvalidRequest
 from octavo.outputs import TextDelta, TokenLogprobs
 from octavo.request import Request, RequestState
 from octavo.scheduler.scheduler import ScheduledStep, Scheduler
-from octavo.step_batch import StepRow, StorageKind
+from octavo.step_batch import StorageKind
 from octavo.storage import KVCache
 
 
@@ -51,6 +53,7 @@ class _Live:
 
 
 LogitsObserver = Callable[[str, Tensor], None]  # request id, logits [V] float32
+Window = Callable[[], AbstractContextManager[None]]
 
 
 class EngineCore:
@@ -134,44 +137,45 @@ class EngineCore:
         if self._live.pop(request_id, None) is not None:
             self._scheduler.abort(request_id)
 
-    def abort_all(self) -> None:
-        for request_id in list(self._live):
-            self.abort(request_id)
+    def step(self, window: Window = nullcontext) -> list[StepEvent]:
+        """Run one step. Returns an event for each request that got a token or ended; [] if there was no work.
 
-    def step(self) -> list[StepEvent]:
-        """Run one step. Returns an event for each request that got a token or ended; [] if there was no work."""
+        If its device work raises, every request is where it was before, and the next step does the work again. That
+        work, and nothing else, runs inside `window()`: a caller that holds interrupts back can let them through there.
+        """
         step = self._scheduler.schedule()
         if step is None:
             return []
+        try:
+            with window():
+                sampled, result = self._run(step)
+        except BaseException:
+            self._scheduler.cancel(step)
+            raise
+        return self._hand_out(step, sampled, result)
+
+    @torch.inference_mode()
+    def _run(self, step: ScheduledStep) -> tuple[list[RequestState], SampleResult]:
+        """The states that get a token, in batch order, and their tokens."""
         now = time.perf_counter()
         for state in step.states:
             live = self._live[state.request.request_id]
             live.started = now if live.started is None else live.started
-        try:
-            logits = self.runner.execute(step.batch)
-        except BaseException:
-            self._scheduler.cancel(step)
-            raise
-        sampled = [(row, state) for row, state in zip(step.batch.rows, step.states, strict=True) if row.sample]
+        logits = self.runner.execute(step.batch)
+        sampled = [state for row, state in zip(step.batch.rows, step.states, strict=True) if row.sample]
         if self._on_logits is not None:
-            for (_, state), row in zip(sampled, logits, strict=True):
+            for state, row in zip(sampled, logits, strict=True):
                 self._on_logits(state.request.request_id, row)
-        result = self._sampler.sample(logits, [_sampler_row(state) for _, state in sampled])
-        return self._hand_out(step, sampled, result.token_ids, result.logprobs, result.errors)
+        return sampled, self._sampler.sample(logits, [_sampler_row(state) for state in sampled])
 
-    def _hand_out(
-        self,
-        step: ScheduledStep,
-        sampled: list[tuple[StepRow, RequestState]],
-        token_ids: list[int],
-        logprobs: list[TokenLogprobs | None],
-        errors: list[str | None],
-    ) -> list[StepEvent]:
-        tokens = iter(token_ids)
+    def _hand_out(self, step: ScheduledStep, sampled: list[RequestState], result: SampleResult) -> list[StepEvent]:
+        tokens = iter(result.token_ids)
         self._scheduler.complete(step, [next(tokens) if row.sample else None for row in step.batch.rows])
         now = time.perf_counter()
         events = []
-        for (_, state), token_id, found, error in zip(sampled, token_ids, logprobs, errors, strict=True):
+        for state, token_id, found, error in zip(
+            sampled, result.token_ids, result.logprobs, result.errors, strict=True
+        ):
             request_id = state.request.request_id
             live = self._live[request_id]
             if live.first_token is None:
