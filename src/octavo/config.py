@@ -11,7 +11,7 @@ BLOCK_SIZES = (16, 32, 64)
 StorageChoice = Literal["auto", "dense", "paged"]
 DtypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceChoice = Literal["auto", "cpu", "cuda"]
-WeightsChoice = Literal["auto", "float32", "bfloat16", "int8", "int4"]
+WeightsChoice = Literal["auto", "full", "int8", "int4"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class EngineConfig:
         _choice("storage", self.storage, ("auto", "dense", "paged"))
         _choice("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
         _choice("device", self.device, ("auto", "cpu", "cuda"))
-        _choice("weights", self.weights, ("auto", "float32", "bfloat16", "int8", "int4"))
+        _choice("weights", self.weights, ("auto", "full", "int8", "int4"))
         if self.block_size not in BLOCK_SIZES:
             raise InvalidRequest(f"block size is {self.block_size}; choose one of {', '.join(map(str, BLOCK_SIZES))}")
         for name in (

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from octavo.kernels import reference
-from octavo.kernels.chunked_attention import KEY_CHUNK, attend_span, plan_span
+from octavo.kernels.chunked_attention import KEY_CHUNK, attend_span, plan_span, smallest_invariant_rows
 
 CPU = torch.device("cpu")
 SHAPES = [(9, 3, 64), (4, 1, 256), (14, 2, 64), (5, 5, 80), (12, 2, 96), (8, 8, 128)]
@@ -22,7 +22,9 @@ def run(q, k, v, start, *, window=None, softcap=None, scale=None):
     first, last = span.lo - span.first_key, span.hi - span.first_key
     keys[:, first:last] = k[span.lo : span.hi].transpose(0, 1)
     values[:, first:last] = v[span.lo : span.hi].transpose(0, 1)
-    return attend_span(q, keys, values, span, scale=scale, softcap=softcap)
+    group = q.shape[1] // k.shape[1]
+    min_rows = smallest_invariant_rows(k.shape[1], group, k.shape[2], v.shape[2], torch.get_num_threads())
+    return attend_span(q, keys, values, span, scale=scale, softcap=softcap, min_rows=min_rows)
 
 
 def draw(num_tokens, heads, dim, seed=0):
@@ -43,9 +45,7 @@ def test_equals_the_float64_definition(shape, window, softcap, start, num_tokens
     stop = start + num_tokens
     q, k, v = draw(num_tokens, num_q, dim), draw(stop, num_kv, dim, 1), draw(stop, num_kv, dim, 2)
     got = run(q, k, v, start, window=window, softcap=softcap)
-    expected = reference.attention(
-        q.double(), k, v, q_start=start, scale=dim**-0.5, window=window, softcap=softcap
-    )
+    expected = reference.attention(q.double(), k, v, q_start=start, scale=dim**-0.5, window=window, softcap=softcap)
     assert relative_error(got, expected) < 2e-6
     assert relative_error(got * 1.01, expected) > 2e-6
 

@@ -6,6 +6,7 @@ import gguf
 import pytest
 import torch
 
+from octavo.errors import InvalidRequest
 from octavo.layers.linear import Linear
 from octavo.layers.linear.dense_route import DenseRoute
 from octavo.layers.linear.int4_route import Int4Route
@@ -14,6 +15,7 @@ from octavo.layers.linear.route import choose_route
 from octavo.layers.linear.tiled_route import TILE, TiledRoute
 from octavo.models.loaders.encoded_tensor import EncodedTensor
 from octavo.models.loaders.encodings import gguf_encoding
+from octavo.step_batch import Phase
 
 CPU = torch.device("cpu")
 BF16 = torch.bfloat16
@@ -21,8 +23,8 @@ ROUTES = {
     "float32": DenseRoute(torch.float32, CPU),
     "tiled-bfloat16": TiledRoute(BF16),
     "tiled-float16": TiledRoute(torch.float16),
-    "int8": Int8Route(BF16, CPU),
-    "int4": Int4Route(BF16, CPU),
+    "int8": Int8Route(BF16),
+    "int4": Int4Route(BF16),
 }
 DTYPES = {"float32": torch.float32, "tiled-float16": torch.float16}
 SHAPES = [(32, 64), (96, 576), (64, 1536), (48, 4864)]
@@ -33,7 +35,9 @@ def q4_shard(rows, columns, seed=0):
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(rows, columns, generator=generator) / columns**0.5
     data = gguf.quants.quantize(values.numpy(), gguf.GGMLQuantizationType.Q4_1)
-    return EncodedTensor.from_bytes("w", (rows, columns), gguf_encoding(gguf.GGMLQuantizationType.Q4_1, "w"), data.view("uint8"))
+    return EncodedTensor.from_bytes(
+        "w", (rows, columns), gguf_encoding(gguf.GGMLQuantizationType.Q4_1, "w"), data.view("uint8")
+    )
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s[0]}x{s[1]}")
@@ -93,15 +97,43 @@ def test_a_padded_tile_equals_an_unpadded_one_in_value():
 
 def test_int4_refuses_what_is_not_four_bit_affine_and_the_fallback_takes_it():
     values = torch.randn(32, 64)
-    shard = EncodedTensor.from_bytes("w", (32, 64), gguf_encoding(gguf.GGMLQuantizationType.F32, "w"), values.numpy().view("uint8"))
-    preferred, fallback = choose_route("int4", BF16, CPU)
-    assert "F32" in preferred.refusal([shard])
-    assert fallback.refusal([shard]) is None
-    assert Int4Route(torch.float32, CPU).refusal([q4_shard(32, 64)]) is not None
+    shard = EncodedTensor.from_bytes(
+        "w", (32, 64), gguf_encoding(gguf.GGMLQuantizationType.F32, "w"), values.numpy().view("uint8")
+    )
+    choice = choose_route("int4", BF16, CPU)
+    assert "F32" in choice.prompt.refusal([shard])
+    assert choice.fallback.refusal([shard]) is None
+    assert choice.weight_bytes(shard) == 32 * 64 * 2
+    assert choice.weight_bytes(q4_shard(32, 64)) == 32 * 64 * (0.5 + 4 / 32)
+
+
+def test_auto_reads_four_bit_weights_for_generated_tokens_only():
+    choice = choose_route("auto", BF16, CPU)
+    assert choice.by_phase
+    assert choice.row_invariant
+    assert choice.weight_bytes(q4_shard(32, 64)) == 32 * 64 * (2 + 0.5 + 4 / 32)
+    prompt, generated = (route.pack([q4_shard(32, 64)]) for route in (choice.prompt, choice.generated))
+    linear = Linear(prompt, generated)
+    x = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)).to(BF16)
+    assert torch.equal(linear(x, Phase.PROMPT), prompt.apply(x))
+    assert torch.equal(linear(x, Phase.GENERATED), generated.apply(x))
+    assert not torch.equal(linear(x, Phase.PROMPT), linear(x, Phase.GENERATED))
+
+
+def test_float32_has_one_route_and_declares_that_rows_depend_on_their_number():
+    choice = choose_route("auto", torch.float32, CPU)
+    assert not choice.by_phase
+    assert not choice.row_invariant
+
+
+@pytest.mark.parametrize("weights", ["int4", "int8"])
+def test_narrow_weights_are_refused_where_there_is_no_kernel(weights):
+    with pytest.raises(InvalidRequest, match="weights full"):
+        choose_route(weights, torch.float32, CPU)
 
 
 def test_a_bias_is_added_in_float32():
     bias = torch.full((32,), 1e-3)
-    linear = Linear(TiledRoute(BF16).pack([q4_shard(32, 64)]), bias)
+    weight = TiledRoute(BF16).pack([q4_shard(32, 64)])
     x = torch.zeros(1, 64, dtype=BF16)
-    assert torch.equal(linear(x), bias[None])
+    assert torch.equal(Linear(weight, weight, bias)(x, Phase.PROMPT), bias[None])

@@ -8,7 +8,8 @@ import torch
 from octavo.config import EngineConfig
 from octavo.engine.loaded_model import load_model, plan_model
 from octavo.engine.model_runner import ModelRunner
-from octavo.step_batch import StepBatch, StorageKind
+from octavo.models.inputs import ForwardInputs
+from octavo.step_batch import Phase, StepBatch, StorageKind
 from tests.schedules import HandScheduler, random_shares
 from tests.tiny_models import FAMILIES, save_gguf, save_hf, save_tokenizer
 
@@ -74,7 +75,8 @@ def all_logits(loaded, sequences, steps, storage):
             scheduler.cache.plan(batch)
             positions = [p for row in batch.rows for p in range(row.start, row.stop)]
             packed = [token for row in batch.rows for token in row.token_ids]
-            out = loaded.model.forward(torch.tensor(packed), torch.tensor(positions), 512, scheduler.cache)
+            inputs = ForwardInputs(torch.tensor(packed), torch.tensor(positions), 512, Phase.PROMPT)
+            out = loaded.model.forward(inputs, scheduler.cache)
             for (slot, _), part in zip(shares, out.split([n for _, n in shares]), strict=True):
                 hidden[slot].append(loaded.model.logits(part))
     return [torch.cat(parts) for parts in hidden]
@@ -164,9 +166,7 @@ def test_llama3_scaling_holds_far_beyond_the_original_context(key, tmp_path):
         head_dim = config.hidden_size // config.num_attention_heads
         scaled, _ = rotary_frequencies(head_dim, 5e5, RopeScaling("llama3", 8.0, 1.0, 4.0, 8192), 32768)
         plain, _ = rotary_frequencies(head_dim, 5e5, RopeScaling(), 32768)
-        path = save_gguf(
-            tmp_path / "model.gguf", theirs, "llama", extra={"rope_freqs.weight": plain / scaled}
-        )
+        path = save_gguf(tmp_path / "model.gguf", theirs, "llama", extra={"rope_freqs.weight": plain / scaled})
     elif key == "type":
         file = path / "config.json"
         content = json.loads(file.read_text())
@@ -186,15 +186,14 @@ def test_llama3_scaling_holds_far_beyond_the_original_context(key, tmp_path):
     ids = token_ids()[0]
     offset = 20000
     with torch.no_grad():
-        expected = theirs(
-            torch.tensor([ids]), position_ids=torch.arange(offset, offset + len(ids))[None]
-        ).logits[0]
+        expected = theirs(torch.tensor([ids]), position_ids=torch.arange(offset, offset + len(ids))[None]).logits[0]
     layout = loaded.model.kv_layout(loaded.plan.config)
     scheduler = HandScheduler(layout, StorageKind.DENSE, max_seqs=1, max_context=512)
     with torch.inference_mode():
         scheduler.cache.plan(scheduler.batch([(0, ids)]))
         positions = torch.arange(offset, offset + len(ids))
-        hidden = loaded.model.forward(torch.tensor(ids), positions, offset + len(ids), scheduler.cache)
+        inputs = ForwardInputs(torch.tensor(ids), positions, offset + len(ids), Phase.PROMPT)
+        hidden = loaded.model.forward(inputs, scheduler.cache)
         got = loaded.model.logits(hidden)
     assert (got - expected).abs().max() <= 20 * TOLERANCE  # angles of 20,000 radians in float32
 

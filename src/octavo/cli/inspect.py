@@ -78,7 +78,7 @@ def as_object(plan: ModelPlan) -> dict[str, Any]:
         "device": plan.device.type,
         "threads": plan.threads,
         "dtype": str(plan.dtype).removeprefix("torch."),
-        "weights": plan.routes[0].properties.name,
+        "weights": plan.routes.prompt.properties.name,
         "kv_dtype": {"k": k.name, "v": v.name},
         "storage": plan.storage.kind.value,
         "storage_reason": plan.storage.reason,

@@ -54,15 +54,6 @@ class Ledger:
         return tuple(group.num_blocks for group in self.groups)
 
 
-@dataclass(frozen=True, slots=True)
-class WeightWidths:
-    """Bytes per element of packed linears, of the output head, and of the embedding table (0: the head's own)."""
-
-    linear: float
-    head: float
-    embedding: float
-
-
 def plan_memory(
     model: ModelConfig,
     layout: Sequence[LayerSpec],
@@ -70,10 +61,10 @@ def plan_memory(
     *,
     storage: StorageKind,
     codecs: tuple[Codec, Codec],
-    widths: WeightWidths,
+    weights: int,
     available: int,
 ) -> Ledger:
-    """Divide `available` bytes: weights, workspace and activations first, K/V from what is left.
+    """Divide `available` bytes: `weights` (once packed), workspace and activations first, K/V from what is left.
 
     Windowed groups get what `max_num_seqs` sequences can ever hold; the rest goes to the others, up to
     `max_num_seqs` sequences of `max_context` tokens (or exactly `num_kv_blocks`). Raises `CapacityError` with both
@@ -81,7 +72,6 @@ def plan_memory(
     """
     max_context = min(config.max_context or model.max_position_embeddings, model.max_position_embeddings)
     groups = group_layers(layout)
-    weights = _weight_bytes(model, widths)
     workspace = _workspace_bytes(model, groups, config, max_context)
     activations = _activation_bytes(model, config)
     left = available - weights - workspace - activations
@@ -153,14 +143,6 @@ def _row_bytes(group: CacheGroup, codecs: tuple[Codec, Codec]) -> tuple[int, int
         spec.num_kv_heads * codecs[0].bytes_per_row(spec.k_dim),
         spec.num_kv_heads * codecs[1].bytes_per_row(spec.v_dim),
     )
-
-
-def _weight_bytes(model: ModelConfig, widths: WeightWidths) -> int:
-    hidden, q_width = model.hidden_size, model.num_attention_heads * model.head_dim
-    kv_width = model.num_key_value_heads * model.head_dim
-    per_layer = hidden * (2 * q_width + 2 * kv_width + 3 * model.intermediate_size)
-    table = model.vocab_size * hidden
-    return int(per_layer * model.num_hidden_layers * widths.linear + table * (widths.head + widths.embedding))
 
 
 def _workspace_bytes(model: ModelConfig, groups: Sequence[CacheGroup], config: EngineConfig, max_context: int) -> int:

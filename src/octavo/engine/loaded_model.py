@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,9 +13,9 @@ import torch
 from octavo.cache.storage_policy import StorageDecision, resolve_storage
 from octavo.config import EngineConfig
 from octavo.engine.hardware import available_memory, choose_device, choose_dtype, choose_threads
-from octavo.engine.ledger import Ledger, WeightWidths, plan_memory
+from octavo.engine.ledger import Ledger, plan_memory
 from octavo.errors import InvalidRequest
-from octavo.layers.linear import LinearRoute, choose_route
+from octavo.layers.linear import RouteChoice, choose_route
 from octavo.models.causal_lm import CausalLM
 from octavo.models.checkpoint import Checkpoint
 from octavo.models.config import ModelConfig
@@ -36,7 +37,7 @@ class ModelPlan:
     device: torch.device
     dtype: torch.dtype
     threads: int
-    routes: tuple[LinearRoute, LinearRoute]
+    routes: RouteChoice
     codecs: tuple[Codec, Codec]
     storage: StorageDecision
     ledger: Ledger
@@ -92,20 +93,39 @@ def _ledger(
     checkpoint: Checkpoint,
     config: EngineConfig,
     storage: StorageKind,
-    routes: tuple[LinearRoute, LinearRoute],
+    routes: RouteChoice,
     codecs: tuple[Codec, Codec],
     dtype: torch.dtype,
     available: int,
 ) -> Ledger:
     model = checkpoint.config
-    linear, head = routes[0].properties, routes[1].properties
-    widths = WeightWidths(
-        linear=linear.bytes_per_weight,
-        head=head.bytes_per_weight,
-        embedding=0.0 if model.tie_word_embeddings and head.serves_embedding else float(dtype.itemsize),
-    )
     layout = model_class(model.model_type).kv_layout(model)
-    return plan_memory(model, layout, config, storage=storage, codecs=codecs, widths=widths, available=available)
+    return plan_memory(
+        model,
+        layout,
+        config,
+        storage=storage,
+        codecs=codecs,
+        weights=_weight_bytes(checkpoint, routes, dtype),
+        available=available,
+    )
+
+
+def _weight_bytes(checkpoint: Checkpoint, routes: RouteChoice, dtype: torch.dtype) -> int:
+    """Bytes of all weights once packed; the embedding table is kept beside the head unless that can be looked up."""
+    embed, head = "model.embed_tokens.weight", routes.fallback.properties
+    shared = checkpoint.config.tie_word_embeddings and head.serves_embedding
+    total = 0 if shared else math.prod(checkpoint.tensor(embed).shape) * dtype.itemsize
+    for name in checkpoint.names():
+        shard = checkpoint.tensor(name)
+        size = math.prod(shard.shape)
+        if len(shard.shape) == 1:
+            total += size * 4
+        elif name == "lm_head.weight" or (name == embed and checkpoint.config.tie_word_embeddings):
+            total += int(size * head.bytes_per_weight)
+        elif name != embed:
+            total += routes.weight_bytes(shard)
+    return total
 
 
 def load_model(plan: ModelPlan, config: EngineConfig, progress: Progress = lambda done, total: None) -> LoadedModel:

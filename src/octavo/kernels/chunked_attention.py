@@ -3,28 +3,32 @@
 A row's result is the same whether it is computed alone or among others, after a whole or a chunked prefill, and
 whatever storage the keys came from, because
   * keys are cut at absolute multiples of KEY_CHUNK, and a chunk is always computed at its full width;
-  * a chunk that a row cannot see leaves its sums unchanged: weight 0, added last or first;
-  * matrices have at least MIN_ROWS rows: below that, BLAS libraries take other instructions and another order;
-  * everything is float32 and sums over chunks run in position order (`cumsum`).
+  * chunks are merged by their log-sum-exp in position order, and one that a row cannot see has weight 0;
+  * products have at least `min_rows` rows: below that, BLAS libraries take other instructions and another order;
+  * everything is float32.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 
 KEY_CHUNK = 256
-MIN_ROWS = 16
 MAX_SCORES = 1 << 21  # float32 scores held at once: 8 MiB
+_TOKENS_PER_TILE = 128
+_SAFE_ROWS = 16
 
-_LOWEST = torch.finfo(torch.float32).min
+# What a hidden score becomes: far below any real one, so its weight is exactly 0, yet finite, so that a chunk which
+# a row cannot see at all yields a finite partial result (of weight 0) and no NaN.
+HIDDEN = -1e30
 
 
 @dataclass(frozen=True, slots=True)
 class QueryTile:
-    """Consecutive query rows `[start, stop)` of a sequence's step, and the keys that none of them may see.
+    """Consecutive query rows `[start, stop)` of a sequence's step, and the keys that each of them may not see.
 
     `hidden` [stop - start, 1, S] bool, or None where every row sees every key of the span.
     """
@@ -56,101 +60,125 @@ def plan_span(start: int, stop: int, *, num_q_heads: int, window: int | None, de
     lo = 0 if window is None else max(0, start - window + 1)
     first_key = lo // KEY_CHUNK * KEY_CHUNK
     length = -(-(stop - first_key) // KEY_CHUNK) * KEY_CHUNK
-    rows_per_tile = max(1, min(128, MAX_SCORES // (num_q_heads * length)))
+    if stop - start == 1:
+        # One row: it sees [lo, hi), so the mask needs no positions.
+        hidden = torch.ones(1, 1, length, dtype=torch.bool, device=device)
+        hidden[:, :, lo - first_key : stop - first_key] = False
+        whole = stop - lo == length
+        return AttentionSpan(lo, stop, first_key, length, (QueryTile(0, 1, None if whole else hidden),))
+    tokens = max(1, min(_TOKENS_PER_TILE, MAX_SCORES // (num_q_heads * length)))
     k_position = torch.arange(first_key, first_key + length, device=device)
     tiles = []
-    for q0 in range(start, stop, rows_per_tile):
-        q1 = min(stop, q0 + rows_per_tile)
+    for q0 in range(start, stop, tokens):
+        q1 = min(stop, q0 + tokens)
         q_position = torch.arange(q0, q1, device=device)[:, None]
         hidden = k_position[None, :] > q_position
         if window is not None:
             hidden |= k_position[None, :] <= q_position - window
-        everything_seen = q1 - q0 == 1 and q0 == first_key + length - 1 and lo == first_key
-        tiles.append(QueryTile(q0 - start, q1 - start, None if everything_seen else hidden[:, None, :]))
+        tiles.append(QueryTile(q0 - start, q1 - start, hidden[:, None, :]))
     return AttentionSpan(lo, stop, first_key, length, tuple(tiles))
 
 
 def attend_span(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    span: AttentionSpan,
-    *,
-    scale: float,
-    softcap: float | None = None,
+    q: Tensor, k: Tensor, v: Tensor, span: AttentionSpan, *, scale: float, softcap: float | None, min_rows: int
 ) -> Tensor:
     """Attention of q [T, Hq, Dk] over k [Hkv, span.length, Dk] and v [Hkv, span.length, Dv]; all float32.
 
     Rows of v outside `[lo, hi)` must be finite (their weight is zero); rows of k there may hold anything.
     Returns [T, Hq, Dv] float32. Equals `reference.attention`; the sums differ only in their order.
     """
-    num_tokens, num_q_heads, _ = q.shape
-    out = q.new_empty(num_tokens, num_q_heads, v.shape[2])
-    for tile in span.tiles:
-        rows = q[tile.start : tile.stop]
-        out[tile.start : tile.stop] = _attend_tile(rows, k, v, tile.hidden, scale, softcap)
-    return out
+    if len(span.tiles) == 1:
+        return _attend_tile(q, k, v, span.tiles[0].hidden, scale, softcap, min_rows)
+    parts = [
+        _attend_tile(q[tile.start : tile.stop], k, v, tile.hidden, scale, softcap, min_rows) for tile in span.tiles
+    ]
+    return torch.cat(parts)
 
 
 def _attend_tile(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    hidden: Tensor | None,
-    scale: float,
-    softcap: float | None,
+    q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, scale: float, softcap: float | None, min_rows: int
 ) -> Tensor:
     num_tokens, num_q_heads, k_dim = q.shape
-    num_kv_heads, length, _ = k.shape
-    group = num_q_heads // num_kv_heads
-    num_rows = num_tokens * group
+    num_kv_heads, length, v_dim = v.shape
+    num_rows = num_tokens * num_q_heads // num_kv_heads
     # Query heads that share a K/V head become rows of one matrix: [Hkv, T * G, Dk].
-    rows = (q * scale).view(num_tokens, num_kv_heads, group, k_dim).transpose(0, 1)
-    if num_rows < MIN_ROWS:
-        padded = q.new_zeros(num_kv_heads, MIN_ROWS, k_dim)
-        padded[:, :num_rows].copy_(rows.reshape(num_kv_heads, num_rows, k_dim))
-        scores = torch.bmm(padded, k.transpose(1, 2))
+    rows = q * scale
+    if num_tokens == 1:
+        rows = rows.view(num_kv_heads, num_rows, k_dim)
     else:
-        scores = torch.bmm(rows.reshape(num_kv_heads, num_rows, k_dim), k.transpose(1, 2))
+        rows = rows.view(num_tokens, num_kv_heads, -1, k_dim).transpose(0, 1).reshape(num_kv_heads, num_rows, k_dim)
+    if num_rows < min_rows:
+        rows = torch.cat((rows, rows.new_zeros(num_kv_heads, min_rows - num_rows, k_dim)), dim=1)
+    scores = torch.bmm(rows, k.transpose(1, 2))
     if softcap is not None:
         scores = torch.tanh(scores / softcap).mul_(softcap)
     if hidden is not None:
-        real = scores[:, :num_rows].view(num_kv_heads, num_tokens, group, length)
-        real.masked_fill_(hidden, float("-inf"))
-    num_chunks = length // KEY_CHUNK
-    if num_chunks == 1:
-        return _one_chunk(scores, v, num_tokens, num_rows, num_q_heads)
-    return _merge_chunks(scores, v, num_tokens, num_rows, num_q_heads)
-
-
-def _one_chunk(scores: Tensor, v: Tensor, num_tokens: int, num_rows: int, num_q_heads: int) -> Tensor:
-    """`_merge_chunks` where there is one chunk, whose merge weight is exp(0) = 1: the same bits, fewer steps."""
-    weights = scores.sub_(scores.amax(-1, keepdim=True).clamp_(min=_LOWEST)).exp_()
-    out = torch.bmm(weights, v).div_(weights.sum(-1, keepdim=True))
-    return _by_token(out, num_tokens, num_rows, num_q_heads)
-
-
-def _merge_chunks(scores: Tensor, v: Tensor, num_tokens: int, num_rows: int, num_q_heads: int) -> Tensor:
-    num_kv_heads, padded_rows, length = scores.shape
-    num_chunks = length // KEY_CHUNK
-    chunks = scores.view(num_kv_heads, padded_rows, num_chunks, KEY_CHUNK)
-    maxima = chunks.amax(-1).clamp_(min=_LOWEST)  # a chunk that a row cannot see: -inf -> lowest, its exps are 0
-    weights = chunks.sub_(maxima.unsqueeze(-1)).exp_()
-    sums = weights.sum(-1)  # [Hkv, R, C]
-    by_chunk = weights.transpose(1, 2).reshape(num_kv_heads * num_chunks, padded_rows, KEY_CHUNK)
-    partial = torch.bmm(by_chunk, v.reshape(num_kv_heads * num_chunks, KEY_CHUNK, v.shape[2]))
-    partial = partial.view(num_kv_heads, num_chunks, padded_rows, v.shape[2])
-    highest = maxima.amax(-1, keepdim=True)
-    merge = torch.exp(maxima - highest)  # [Hkv, R, C]
-    # cumsum adds in chunk order for every row, so trailing chunks of weight 0 change nothing.
-    total = (sums * merge).cumsum(-1)[..., -1:]
-    out = partial.mul_(merge.transpose(1, 2).unsqueeze(-1)).cumsum(1)[:, -1]
-    return _by_token(out / total, num_tokens, num_rows, num_q_heads)
-
-
-def _by_token(out: Tensor, num_tokens: int, num_rows: int, num_q_heads: int) -> Tensor:
-    """[Hkv, R, Dv] with R = (token, query head of the group) -> [T, Hq, Dv]."""
-    num_kv_heads, _, v_dim = out.shape
-    group = num_q_heads // num_kv_heads
-    out = out[:, :num_rows].reshape(num_kv_heads, num_tokens, group, v_dim)
+        if num_tokens == 1:
+            scores.masked_fill_(hidden, HIDDEN)
+        else:
+            real = scores[:, :num_rows].view(num_kv_heads, num_tokens, -1, length)
+            real.masked_fill_(hidden, HIDDEN)
+    out = _one_chunk(scores, v) if length == KEY_CHUNK else _merge_chunks(scores, v)
+    if num_tokens == 1:
+        return out[:, :num_rows].reshape(1, num_q_heads, v_dim)
+    out = out[:, :num_rows].view(num_kv_heads, num_tokens, -1, v_dim)
     return out.transpose(0, 1).reshape(num_tokens, num_q_heads, v_dim)
+
+
+def _one_chunk(scores: Tensor, v: Tensor) -> Tensor:
+    """scores [Hkv, R, KEY_CHUNK] and v [Hkv, KEY_CHUNK, Dv] -> [Hkv, R, Dv].
+
+    `_merge_chunks` where only one chunk is seen, whose weight is 1: the same bits, fewer steps.
+    """
+    return torch.bmm(torch.softmax(scores, dim=-1), v)
+
+
+def _merge_chunks(scores: Tensor, v: Tensor) -> Tensor:
+    """scores [Hkv, R, C * KEY_CHUNK] and v [Hkv, C * KEY_CHUNK, Dv] -> [Hkv, R, Dv].
+
+    Each chunk on its own, then a sum weighted by exp(log-sum-exp), as split-K/V decoding does.
+    """
+    num_kv_heads, num_rows, length = scores.shape
+    num_chunks = length // KEY_CHUNK
+    chunks = scores.view(num_kv_heads, num_rows, num_chunks, KEY_CHUNK)
+    weights = torch.softmax(chunks, dim=-1)
+    # The largest weight is exp(largest score - log-sum-exp).
+    log_sums = chunks.amax(-1) - weights.amax(-1).log_()  # [Hkv, R, C]
+    by_chunk = weights.transpose(1, 2).reshape(num_kv_heads * num_chunks, num_rows, KEY_CHUNK)
+    partial = torch.bmm(by_chunk, v.view(num_kv_heads * num_chunks, KEY_CHUNK, v.shape[2]))
+    merge = torch.exp(log_sums - log_sums.amax(-1, keepdim=True))
+    # cumsum adds in chunk order for every row, so that chunks of weight 0 change nothing wherever they lie.
+    partial = partial.view(num_kv_heads, num_chunks, num_rows, -1).mul_(merge.transpose(1, 2).unsqueeze(-1))
+    return partial.cumsum(1)[:, -1].div_(merge.cumsum(-1)[..., -1:])
+
+
+@cache
+def smallest_invariant_rows(num_kv_heads: int, group: int, k_dim: int, v_dim: int, num_threads: int) -> int:
+    """Fewest rows at which both products give the bits of a large one, tried on this machine's BLAS.
+
+    `group` (query heads per K/V head) is the fewest that a step ever has. `num_threads` only keys the result.
+    """
+    del num_threads
+    for rows in (group, 8, _SAFE_ROWS, 32):
+        if rows >= group and _rows_are_invariant(num_kv_heads, rows, k_dim, v_dim):
+            return rows
+    return 64
+
+
+def _rows_are_invariant(num_kv_heads: int, rows: int, k_dim: int, v_dim: int) -> bool:
+    generator = torch.Generator().manual_seed(0)
+    many = 5 * 64
+    q = torch.randn(num_kv_heads, many, k_dim, generator=generator)
+    k = torch.randn(num_kv_heads, 2 * KEY_CHUNK, k_dim, generator=generator)
+    w = torch.rand(num_kv_heads, many, KEY_CHUNK, generator=generator)
+    v = torch.randn(num_kv_heads, KEY_CHUNK, v_dim, generator=generator)
+    scores, out = torch.bmm(q, k.transpose(1, 2)), torch.bmm(w, v)
+    for count in {*range(rows, rows + 34), 2 * rows, 3 * rows, 64, 100, 192}:
+        part = slice(3, 3 + count)
+        for width in (KEY_CHUNK, 2 * KEY_CHUNK):
+            narrow = torch.bmm(q[:, part].contiguous(), k[:, :width].transpose(1, 2))
+            if not torch.equal(narrow, scores[:, part, :width]):
+                return False
+        if not torch.equal(torch.bmm(w[:, part].contiguous(), v), out[:, part]):
+            return False
+    return True

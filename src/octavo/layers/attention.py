@@ -10,6 +10,7 @@ from octavo.cache.spec import LayerSpec
 from octavo.layers.linear import Linear
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rotary import Rotation
+from octavo.step_batch import Phase
 
 
 class AttentionCache(Protocol):
@@ -39,10 +40,10 @@ class Attention:
         self._q_norm = q_norm
         self._k_norm = k_norm
 
-    def __call__(self, x: Tensor, rotation: Rotation, cache: AttentionCache) -> Tensor:
+    def __call__(self, x: Tensor, rotation: Rotation, cache: AttentionCache, phase: Phase) -> Tensor:
         """x [T, H] in the compute dtype -> [T, H]. Norms, rotation and attention are float32."""
         num_tokens = x.shape[0]
-        qkv = self._qkv_proj(x).float().view(num_tokens, -1, self._head_dim)
+        qkv = self._qkv_proj(x, phase).float().view(num_tokens, -1, self._head_dim)
         num_q, num_kv, _ = self._heads
         if self._q_norm is not None and self._k_norm is not None:
             q = rotation.apply(self._q_norm(qkv[:, :num_q]))
@@ -50,4 +51,4 @@ class Attention:
         else:
             q, k = rotation.apply(qkv[:, : num_q + num_kv]).split((num_q, num_kv), dim=1)
         out = cache.attend(self._layer, q, k, qkv[:, num_q + num_kv :])
-        return self._o_proj(out.reshape(num_tokens, -1).to(x.dtype))
+        return self._o_proj(out.reshape(num_tokens, -1).to(x.dtype), phase)

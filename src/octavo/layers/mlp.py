@@ -9,6 +9,7 @@ from torch import Tensor
 
 from octavo.kernels.rowwise import by_rows
 from octavo.layers.linear import Linear
+from octavo.step_batch import Phase
 
 
 class GatedMLP:
@@ -19,10 +20,10 @@ class GatedMLP:
         self._down = down
         self._activation = F.silu if activation == "silu" else _gelu_tanh
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, phase: Phase) -> Tensor:
         """x [T, H] in the compute dtype -> [T, H]."""
-        gate, up = self._gate_up(x).chunk(2, dim=-1)
-        return self._down(by_rows(self._activation, gate).mul_(up).to(x.dtype))
+        gate, up = self._gate_up(x, phase).chunk(2, dim=-1)
+        return self._down(by_rows(self._activation, gate).mul_(up).to(x.dtype), phase)
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 from octavo.cache.spec import LayerSpec
 from octavo.layers.attention import AttentionCache
 from octavo.models.config import ModelConfig
+from octavo.models.inputs import ForwardInputs
 from octavo.models.weights import WeightSource
 
 
@@ -24,8 +25,8 @@ class CausalLM(Protocol):
         """One spec per layer."""
         ...
 
-    def forward(self, token_ids: Tensor, positions: Tensor, limit: int, cache: AttentionCache) -> Tensor:
-        """Packed token_ids [T] and positions [T] int64, all below `limit` -> final hidden states [T, H] float32."""
+    def forward(self, inputs: ForwardInputs, cache: AttentionCache) -> Tensor:
+        """Final hidden states [T, H] float32 of the packed tokens."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -14,8 +14,10 @@ from octavo.layers.norm import RMSNorm
 from octavo.layers.rope_scaling import RopeScaling
 from octavo.layers.rotary import Rotary, Rotation
 from octavo.models.config import ModelConfig
+from octavo.models.inputs import ForwardInputs
 from octavo.models.llama import attention_spec
 from octavo.models.weights import WeightSource
+from octavo.step_batch import Phase
 
 _NORM_OFFSET = 1.0  # Gemma multiplies by 1 + weight
 
@@ -28,10 +30,12 @@ class Gemma3Block:
         self._mlp = mlp
         self._input_norm, self._post_attention_norm, self._pre_mlp_norm, self._post_mlp_norm = norms
 
-    def __call__(self, x: Tensor, rotation: Rotation, cache: AttentionCache, dtype: torch.dtype) -> Tensor:
-        attended = self._attention(self._input_norm(x).to(dtype), rotation, cache)
+    def __call__(
+        self, x: Tensor, rotation: Rotation, cache: AttentionCache, dtype: torch.dtype, phase: Phase
+    ) -> Tensor:
+        attended = self._attention(self._input_norm(x).to(dtype), rotation, cache, phase)
         x = x + self._post_attention_norm(attended.float())
-        return x + self._post_mlp_norm(self._mlp(self._pre_mlp_norm(x).to(dtype)).float())
+        return x + self._post_mlp_norm(self._mlp(self._pre_mlp_norm(x).to(dtype), phase).float())
 
 
 class Gemma3ForCausalLM:
@@ -60,15 +64,15 @@ class Gemma3ForCausalLM:
         scale = (config.query_pre_attn_scalar or config.head_dim) ** -0.5
         return [attention_spec(config, kind, scale=scale) for kind in config.layer_types]
 
-    def forward(self, token_ids: Tensor, positions: Tensor, limit: int, cache: AttentionCache) -> Tensor:
-        x = self._embed(token_ids)
-        rotation = {kind: rotary.at(positions, limit) for kind, rotary in self._rotary.items()}
+    def forward(self, inputs: ForwardInputs, cache: AttentionCache) -> Tensor:
+        x = self._embed(inputs.token_ids)
+        rotation = {kind: rotary.at(inputs.positions, inputs.limit) for kind, rotary in self._rotary.items()}
         for block, kind in zip(self._blocks, self._layer_types, strict=True):
-            x = block(x, rotation[kind], cache, self._dtype)
+            x = block(x, rotation[kind], cache, self._dtype, inputs.phase)
         return self._norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        logits = self._head.float32(hidden.to(self._dtype))
+        logits = self._head(hidden.to(self._dtype))
         return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
 
 

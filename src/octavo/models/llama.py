@@ -13,7 +13,9 @@ from octavo.layers.mlp import GatedMLP
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rotary import Rotary, Rotation
 from octavo.models.config import ModelConfig
+from octavo.models.inputs import ForwardInputs
 from octavo.models.weights import WeightSource
+from octavo.step_batch import Phase
 
 
 class LlamaBlock:
@@ -25,9 +27,11 @@ class LlamaBlock:
         self._mlp_norm = mlp_norm
         self._mlp = mlp
 
-    def __call__(self, x: Tensor, rotation: Rotation, cache: AttentionCache, dtype: torch.dtype) -> Tensor:
-        x = x + self._attention(self._input_norm(x).to(dtype), rotation, cache)
-        return x + self._mlp(self._mlp_norm(x).to(dtype))
+    def __call__(
+        self, x: Tensor, rotation: Rotation, cache: AttentionCache, dtype: torch.dtype, phase: Phase
+    ) -> Tensor:
+        x = x + self._attention(self._input_norm(x).to(dtype), rotation, cache, phase)
+        return x + self._mlp(self._mlp_norm(x).to(dtype), phase)
 
 
 class LlamaForCausalLM:
@@ -65,15 +69,15 @@ class LlamaForCausalLM:
         input_norm = weights.norm(f"{layer}.input_layernorm", eps)
         return LlamaBlock(input_norm, attention, weights.norm(f"{layer}.post_attention_layernorm", eps), mlp)
 
-    def forward(self, token_ids: Tensor, positions: Tensor, limit: int, cache: AttentionCache) -> Tensor:
-        x = self._embed(token_ids)
-        rotation = self._rotary.at(positions, limit)
+    def forward(self, inputs: ForwardInputs, cache: AttentionCache) -> Tensor:
+        x = self._embed(inputs.token_ids)
+        rotation = self._rotary.at(inputs.positions, inputs.limit)
         for block in self._blocks:
-            x = block(x, rotation, cache, self._dtype)
+            x = block(x, rotation, cache, self._dtype, inputs.phase)
         return self._norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self._head.float32(hidden.to(self._dtype))
+        return self._head(hidden.to(self._dtype))
 
 
 def attention_spec(config: ModelConfig, layer_type: str, *, scale: float | None = None) -> LayerSpec:

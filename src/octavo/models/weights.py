@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from octavo.layers.embedding import Embedding
-from octavo.layers.linear import Linear, LinearRoute, PackedWeight
+from octavo.layers.linear import Head, Linear, LinearRoute, PackedWeight, RouteChoice
 from octavo.layers.linear.dense_route import DenseWeight
 from octavo.layers.norm import RMSNorm
+from octavo.layers.quant_tensor import QuantTensor
 from octavo.models.checkpoint import Checkpoint
 
 PackedModules = Mapping[str, Sequence[str]]
@@ -23,18 +24,18 @@ PACKED_MODULES: PackedModules = {
 
 
 class WeightSource:
-    """Packs tensors one module at a time, so that no more than one is held twice. `routes` is (preferred, fallback)."""
+    """Packs tensors one module at a time, so that no more than one is held twice."""
 
     def __init__(
         self,
         checkpoint: Checkpoint,
-        routes: tuple[LinearRoute, LinearRoute],
+        routes: RouteChoice,
         dtype: torch.dtype,
         device: torch.device,
         on_bytes: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._checkpoint = checkpoint
-        self._preferred, self._fallback = routes
+        self._routes = routes
         self.dtype = dtype
         self.device = device
         self._on_bytes = on_bytes
@@ -45,31 +46,38 @@ class WeightSource:
         """The linear `name`, e.g. `model.layers.0.self_attn.qkv_proj`, of one shard or several."""
         prefix, _, module = name.rpartition(".")
         parts = [f"{prefix}.{part}" for part in packed_modules.get(module, (module,))]
-        weight = self._pack([f"{part}.weight" for part in parts], self._preferred)
+        shards = [self._checkpoint.tensor(f"{part}.weight") for part in parts]
+        prompt = self._pack(shards, self._accepted(shards, self._routes.prompt))
+        generated = prompt
+        if self._routes.by_phase and self._routes.generated.refusal(shards) is None:
+            generated = self._pack(shards, self._routes.generated)
+        self._on_bytes(sum(shard.num_bytes for shard in shards))
         biases = [f"{part}.bias" for part in parts]
         if biases[0] not in self._checkpoint:
-            return Linear(weight)
-        return Linear(weight, torch.cat([self._tensor(bias, torch.float32) for bias in biases]))
+            return Linear(prompt, generated)
+        return Linear(prompt, generated, torch.cat([self._tensor(bias, torch.float32) for bias in biases]))
 
     def norm(self, name: str, eps: float, *, offset: float = 0.0) -> RMSNorm:
         return RMSNorm(self._tensor(f"{name}.weight", torch.float32), eps, offset=offset)
 
-    def embedding_and_head(self, *, tied: bool, scale: float = 1.0) -> tuple[Embedding, Linear]:
+    def embedding_and_head(self, *, tied: bool, scale: float = 1.0) -> tuple[Embedding, Head]:
         """Input embedding and output head; tied and unpacked, they share one table."""
         embed = "model.embed_tokens.weight"
-        head = self._pack([embed if tied else "lm_head.weight"], self._fallback)
+        shards = [self._checkpoint.tensor(embed if tied else "lm_head.weight")]
+        head = self._pack(shards, self._routes.fallback)
+        self._on_bytes(shards[0].num_bytes)
         if tied and isinstance(head, DenseWeight):
-            return Embedding(head.weight, scale=scale), Linear(head)
-        return Embedding(self._tensor(embed, self.dtype), scale=scale), Linear(head)
+            return Embedding(head.weight, scale=scale), Head(head)
+        return Embedding(self._tensor(embed, self.dtype), scale=scale), Head(head)
 
-    def _pack(self, names: Sequence[str], preferred: LinearRoute) -> PackedWeight:
-        shards = [self._checkpoint.tensor(name) for name in names]
-        route = preferred if preferred.refusal(shards) is None else self._fallback
+    def _accepted(self, shards: Sequence[QuantTensor], route: LinearRoute) -> LinearRoute:
+        return route if route.refusal(shards) is None else self._routes.fallback
+
+    def _pack(self, shards: Sequence[QuantTensor], route: LinearRoute) -> PackedWeight:
         weight = route.pack(shards)
         self.num_bytes += weight.num_bytes
         name = route.properties.name
         self.route_counts[name] = self.route_counts.get(name, 0) + 1
-        self._on_bytes(sum(shard.num_bytes for shard in shards))
         return weight
 
     def _tensor(self, name: str, dtype: torch.dtype) -> Tensor:

@@ -51,8 +51,7 @@ class ParityRun:
         longest = max(windows, default=256) + 100
         self._prompts = parity_prompts(loaded.tokenizer, longest)
         self._ids = [loaded.tokenizer.encode(prompt) for prompt in self._prompts]
-        routes = [route.properties for route in loaded.plan.routes]
-        self.bitwise = loaded.plan.device.type == "cpu" and all(route.row_invariant for route in routes)
+        self.bitwise = loaded.plan.device.type == "cpu" and loaded.plan.routes.row_invariant
         self.margin = _MARGIN[loaded.plan.dtype]
         self._reference: list[Trace] = []
 

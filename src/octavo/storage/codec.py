@@ -17,6 +17,10 @@ class RowStore(Protocol):
         """Encode values [T, H, D] into rows [T] int64."""
         ...
 
+    def write_run(self, start: int, values: Tensor) -> None:
+        """Encode values [T, H, D] into rows `[start, start + T)`."""
+        ...
+
     def read(self, start: int, stop: int, out: Tensor) -> None:
         """Decode rows `[start, stop)` into out [H, stop - start, D] float32."""
         ...
@@ -55,6 +59,9 @@ class CastRows:
 
     def write(self, rows: Tensor, values: Tensor) -> None:
         self.data.index_copy_(0, rows, values.to(self.data.dtype))
+
+    def write_run(self, start: int, values: Tensor) -> None:
+        self.data[start : start + values.shape[0]].copy_(values)
 
     def read(self, start: int, stop: int, out: Tensor) -> None:
         out.copy_(self.data[start:stop].transpose(0, 1))

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from octavo.cache.spec import CacheGroup
-from octavo.kernels.chunked_attention import attend_span
+from octavo.cache.spec import CacheGroup, LayerSpec
+from octavo.kernels.chunked_attention import attend_span, smallest_invariant_rows
 from octavo.step_batch import StepBatch
 from octavo.storage.block_table import BlockTable
 from octavo.storage.codec import Codec
 from octavo.storage.layer_store import KVRows, LayerStore
-from octavo.storage.plan import GroupPlan, RowPlan, plan_group
+from octavo.storage.plan import BlockWrites, GroupPlan, RingPlan, RowPlan, plan_group
 from octavo.storage.route import Route, RouteCounts, RouteSwitches
 from octavo.storage.scratch import Scratch
 
@@ -46,7 +46,8 @@ class KVCache:
         self._block_size = block_size
         self._codecs = codecs
         self._device = device
-        self._scratch = Scratch(device)
+        self._scratch = [Scratch(group.spec, device) for group in groups]
+        self._min_rows = [_min_rows(group.spec, device) for group in groups]
         max_blocks = -(-max_context // block_size)
         self._tables = [BlockTable(len(groups), max_blocks, block_size) for _ in range(max_seqs)]
         self._group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
@@ -68,10 +69,12 @@ class KVCache:
         for row in batch.rows:
             self._tables[row.slot].update(row)
         self._plans = [
-            plan_group(batch, g, group.spec, self._tables, self._block_size, self._device)
+            plan_group(batch, g, group.spec, self._tables, self._block_size, self._scratch[g], self._device)
             for g, group in enumerate(self._groups)
         ]
         for plan in self._plans:
+            if len(plan.rows) == 1:
+                plan.rows[0].views.zero_padding()
             for planned in plan.rows:
                 reason = _REASONS.get(planned.route) or self._switches.gather_reason(self._device.type)
                 self.routes.add(planned.route, reason)
@@ -85,56 +88,77 @@ class KVCache:
         plan = self._plans[group]
         spec = self._groups[group].spec
         store = self._layers[layer]
-        if plan.slot_mapping is not None:
-            if plan.tokens is None:
-                store.blocks.write(plan.slot_mapping, k, v)
-            else:
-                store.blocks.write(plan.slot_mapping, k[plan.tokens], v[plan.tokens])
+        if plan.writes is not None:
+            _write_blocks(store.blocks, plan.writes, k, v)
+        alone = len(plan.rows) == 1
         outputs = []
         for row in plan.rows:
-            span = row.span
-            keys, values = self._scratch.span(spec.num_kv_heads, span.length, spec.k_dim, spec.v_dim)
-            self._read(row, store, keys, values, k, v)
-            values[:, : row.read_start - span.first_key].zero_()
-            values[:, span.hi - span.first_key :].zero_()
-            query = q[row.q0 : row.q1]
-            outputs.append(attend_span(query, keys, values, span, scale=spec.scale, softcap=spec.softcap))
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+            self._read(row, store, k, v)
+            if not alone:  # a row that has the workspace to itself was padded when the step was planned
+                row.views.zero_padding()
+            query = q if alone else q[row.q0 : row.q1]
+            outputs.append(
+                attend_span(
+                    query,
+                    row.views.keys,
+                    row.views.values,
+                    row.span,
+                    scale=spec.scale,
+                    softcap=spec.softcap,
+                    min_rows=self._min_rows[group],
+                )
+            )
+        return outputs[0] if alone else torch.cat(outputs)
 
-    def _read(self, row: RowPlan, store: LayerStore, keys: Tensor, values: Tensor, k: Tensor, v: Tensor) -> None:
-        """Decode the row's keys and values into place, in position order."""
-        first, last = row.read_start - row.span.first_key, row.span.hi - row.span.first_key
-        keys, values = keys[:, first:last], values[:, first:last]
+    def _read(self, row: RowPlan, store: LayerStore, k: Tensor, v: Tensor) -> None:
+        """Decode the row's keys and values into its views, in position order. k and v are the step's own."""
+        keys, values = row.views.key_target, row.views.value_target
         if row.route is Route.DENSE:
             start, stop = row.base + row.read_start, row.base + row.span.hi
             store.blocks.k.read(start, stop, keys)
             store.blocks.v.read(start, stop, values)
-        elif row.route is Route.GATHER:
-            assert row.block_ids is not None
+        elif row.block_ids is not None:
             store.blocks.k.read_blocks(row.block_ids, self._block_size, keys)
             store.blocks.v.read_blocks(row.block_ids, self._block_size, values)
         else:
-            self._read_ring(row, store, keys, values, k[row.q0 : row.q1], v[row.q0 : row.q1])
             assert store.ring is not None
-            assert row.ring_rows is not None
-            store.ring.write(row.ring_rows, k[row.ring_from : row.q1], v[row.ring_from : row.q1])
+            assert row.ring is not None
+            self._read_ring(row, row.ring, store.ring, k[row.q0 : row.q1], v[row.q0 : row.q1])
+            store.ring.write(row.ring.rows, k[row.ring.first_token : row.q1], v[row.ring.first_token : row.q1])
 
-    def _read_ring(self, row: RowPlan, store: LayerStore, keys: Tensor, values: Tensor, k: Tensor, v: Tensor) -> None:
+    def _read_ring(self, row: RowPlan, ring: RingPlan, store: KVRows, k: Tensor, v: Tensor) -> None:
         """Older tokens from the ring, which the step's own tokens are about to overwrite, then those tokens.
 
         ring:  | … newest old | oldest still needed … |      position p lies at p mod window
         """
-        assert store.ring is not None
+        keys, values = row.views.key_target, row.views.value_target
         position = row.read_start
         while position < row.start:
-            offset = position % row.window
-            length = min(row.start - position, row.window - offset)
+            offset = position % ring.window
+            length = min(row.start - position, ring.window - offset)
             at = position - row.read_start
-            start = row.base + offset
-            store.ring.k.read(start, start + length, keys[:, at : at + length])
-            store.ring.v.read(start, start + length, values[:, at : at + length])
+            start = ring.base + offset
+            store.k.read(start, start + length, keys[:, at : at + length])
+            store.v.read(start, start + length, values[:, at : at + length])
             position += length
         k_codec, v_codec = self._codecs
         fresh = row.start - row.read_start
         keys[:, fresh:].copy_(k_codec.round_trip(k).transpose(0, 1))
         values[:, fresh:].copy_(v_codec.round_trip(v).transpose(0, 1))
+
+
+def _min_rows(spec: LayerSpec, device: torch.device) -> int:
+    """Rows that attention's products must have for a row's bits not to depend on their number."""
+    group = spec.num_q_heads // spec.num_kv_heads
+    if device.type != "cpu":
+        return group
+    return smallest_invariant_rows(spec.num_kv_heads, group, spec.k_dim, spec.v_dim, torch.get_num_threads())
+
+
+def _write_blocks(blocks: KVRows, writes: BlockWrites, k: Tensor, v: Tensor) -> None:
+    if writes.run is not None:
+        blocks.write_run(writes.run, k, v)
+    elif writes.tokens is None:
+        blocks.write(writes.rows, k, v)
+    else:
+        blocks.write(writes.rows, k[writes.tokens], v[writes.tokens])

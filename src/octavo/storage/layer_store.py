@@ -30,6 +30,11 @@ class KVRows:
         self.k.write(rows, k)
         self.v.write(rows, v)
 
+    def write_run(self, start: int, k: Tensor, v: Tensor) -> None:
+        """k and v of T tokens into rows `[start, start + T)`."""
+        self.k.write_run(start, k)
+        self.v.write_run(start, v)
+
 
 @dataclass(frozen=True, slots=True)
 class LayerStore:

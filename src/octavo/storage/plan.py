@@ -14,90 +14,117 @@ from octavo.kernels.chunked_attention import AttentionSpan, plan_span
 from octavo.step_batch import StepBatch, StepRow, StorageKind
 from octavo.storage.block_table import BlockTable
 from octavo.storage.route import Route
+from octavo.storage.scratch import Scratch, SpanViews
+
+
+@dataclass(frozen=True, slots=True)
+class RingPlan:
+    """Where a row finds and leaves its window: `base` is the first of the slot's `window` ring rows.
+
+    `rows` are where the last tokens of the step go, and `first_token` is the first packed token that goes there.
+    """
+
+    base: int
+    window: int
+    rows: Tensor
+    first_token: int
 
 
 @dataclass(frozen=True, slots=True)
 class RowPlan:
-    """One sequence's part: tokens `[q0, q1)` of the packed step attend over `span` by `route`.
+    """One sequence's part: tokens `[q0, q1)` of the packed step, the first at position `start`, attend over `span`.
 
-    `base` is the stored row of position 0 (dense) or the first row of the slot's ring of `window` rows (ring).
-    `read_start` is where reading begins, and `block_ids` the blocks that cover `[read_start, span.hi)` (gather: a
-    block boundary). `ring_rows` are where the last tokens of the step go, `ring_from` the first token that goes there.
+    `read_start` is where reading begins. `base` is the stored row of position 0 (dense); `block_ids` are the blocks
+    that cover `[read_start, span.hi)` (gather: `read_start` is a block boundary).
     """
 
     q0: int
     q1: int
     route: Route
     span: AttentionSpan
+    views: SpanViews
     start: int
     read_start: int
     base: int = 0
-    window: int = 0
     block_ids: Tensor | None = None
-    ring_rows: Tensor | None = None
-    ring_from: int = 0
+    ring: RingPlan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWrites:
+    """Which packed tokens go to which block rows: `tokens` (None: all of them) to `rows`.
+
+    Where all tokens go to consecutive rows, `run` is the first of them, and `rows` is not needed.
+    """
+
+    tokens: Tensor | None
+    rows: Tensor
+    run: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """Writes of a whole step into blocks, then the rows to attend.
+    """Writes of a whole step into blocks (None: everything goes to rings), then the rows to attend."""
 
-    `tokens` selects the packed tokens that go to block rows `slot_mapping`; None means all of them. `slot_mapping`
-    is None where nothing goes to blocks.
-    """
-
-    tokens: Tensor | None
-    slot_mapping: Tensor | None
+    writes: BlockWrites | None
     rows: tuple[RowPlan, ...]
 
 
 def plan_group(
-    batch: StepBatch, group: int, spec: LayerSpec, tables: list[BlockTable], block_size: int, device: torch.device
+    batch: StepBatch,
+    group: int,
+    spec: LayerSpec,
+    tables: list[BlockTable],
+    block_size: int,
+    scratch: Scratch,
+    device: torch.device,
 ) -> GroupPlan:
     """Route every row of `batch` for one group: dense rows of a windowed group take the ring."""
     rows: list[RowPlan] = []
     mappings: list[NDArray[np.int64]] = []
-    token_ranges: list[tuple[int, int]] = []
+    tokens: list[NDArray[np.int64]] = []
     q0 = 0
     for row in batch.rows:
         q1 = q0 + row.num_tokens
         span = plan_span(row.start, row.stop, num_q_heads=spec.num_q_heads, window=spec.window, device=device)
         table = tables[row.slot]
         if row.storage is StorageKind.DENSE and spec.window is not None:
-            rows.append(_ring_row(row, spec.window, span, q0, q1, device))
+            ring = _ring_plan(row, spec.window, q0, device)
+            rows.append(RowPlan(q0, q1, Route.RING, span, scratch.views(span, span.lo), row.start, span.lo, ring=ring))
         else:
             mappings.append(table.slot_mapping(group, row.start, row.stop))
-            token_ranges.append((q0, q1))
+            tokens.append(np.arange(q0, q1))
             if row.storage is StorageKind.DENSE:
                 base = int(table.blocks(group, 0, 1)[0]) * block_size
-                rows.append(RowPlan(q0, q1, Route.DENSE, span, row.start, span.lo, base=base))
+                views = scratch.views(span, span.lo)
+                rows.append(RowPlan(q0, q1, Route.DENSE, span, views, row.start, span.lo, base=base))
             else:
                 first = span.lo // block_size
                 ids = torch.from_numpy(table.blocks(group, first, -(-row.stop // block_size)).copy()).to(device)
-                rows.append(RowPlan(q0, q1, Route.GATHER, span, row.start, first * block_size, block_ids=ids))
+                start = first * block_size
+                views = scratch.views(span, start)
+                rows.append(RowPlan(q0, q1, Route.GATHER, span, views, row.start, start, block_ids=ids))
         q0 = q1
     if not mappings:
-        return GroupPlan(None, None, tuple(rows))
-    slot_mapping = torch.from_numpy(np.concatenate(mappings)).to(device)
-    tokens = None
-    if len(mappings) < len(rows):
-        tokens = torch.from_numpy(np.concatenate([np.arange(a, b) for a, b in token_ranges])).to(device)
-    return GroupPlan(tokens, slot_mapping, tuple(rows))
+        return GroupPlan(None, tuple(rows))
+    everything = len(mappings) == len(rows)
+    return GroupPlan(_block_writes(mappings, None if everything else tokens, device), tuple(rows))
 
 
-def _ring_row(row: StepRow, window: int, span: AttentionSpan, q0: int, q1: int, device: torch.device) -> RowPlan:
+def _block_writes(
+    mappings: list[NDArray[np.int64]], tokens: list[NDArray[np.int64]] | None, device: torch.device
+) -> BlockWrites:
+    mapping = np.concatenate(mappings)
+    consecutive = bool((mapping == mapping[0] + np.arange(len(mapping))).all())
+    return BlockWrites(
+        tokens=None if tokens is None else torch.from_numpy(np.concatenate(tokens)).to(device),
+        rows=torch.from_numpy(mapping).to(device),
+        run=int(mapping[0]) if consecutive and tokens is None else None,
+    )
+
+
+def _ring_plan(row: StepRow, window: int, q0: int, device: torch.device) -> RingPlan:
     base = row.slot * window
     kept_from = max(row.start, row.stop - window)
-    ring_rows = base + torch.arange(kept_from, row.stop, device=device) % window
-    return RowPlan(
-        q0,
-        q1,
-        Route.RING,
-        span,
-        row.start,
-        span.lo,
-        base=base,
-        window=window,
-        ring_rows=ring_rows,
-        ring_from=q0 + kept_from - row.start,
-    )
+    rows = base + torch.arange(kept_from, row.stop, device=device) % window
+    return RingPlan(base, window, rows, q0 + kept_from - row.start)

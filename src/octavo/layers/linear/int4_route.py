@@ -34,9 +34,8 @@ class Int4Weight:
 class Int4Route:
     """Codes are kept exactly; scales and offsets are rounded to bfloat16. Row-invariant at every row count."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
-        self._device = device
 
     @property
     def properties(self) -> RouteProperties:
@@ -44,8 +43,6 @@ class Int4Route:
         return RouteProperties("int4", True, 2 * torch.finfo(torch.bfloat16).eps, bytes_per_weight=0.5 + 4 / 32)
 
     def refusal(self, shards: Sequence[QuantTensor]) -> str | None:
-        if self._device.type != "cpu" or self._dtype != torch.bfloat16:
-            return f"int4 weights need a CPU and bfloat16 compute, not {self._device.type} and {self._dtype}"
         for shard in shards:
             # One row tells the encoding without reading the rest.
             groups = shard.rows(0, 1).affine_groups()

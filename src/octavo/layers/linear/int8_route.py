@@ -34,17 +34,14 @@ class Int8Weight:
 class Int8Route:
     """Symmetric rounding of each row to 127 steps. Row-invariant: the kernel adds in one order for every row."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
-        self._device = device
 
     @property
     def properties(self) -> RouteProperties:
         return RouteProperties("int8", True, 0.5 / 127 + torch.finfo(self._dtype).eps / 2, bytes_per_weight=1.0)
 
     def refusal(self, shards: Sequence[QuantTensor]) -> str | None:
-        if self._device.type != "cpu" or self._dtype != torch.bfloat16:
-            return f"int8 weights need a CPU and bfloat16 compute, not {self._device.type} and {self._dtype}"
         if shards[0].shape[1] % 32:
             return f"int8 weights need a multiple of 32 columns, not {shards[0].shape[1]}"
         return None

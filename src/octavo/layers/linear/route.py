@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from octavo.config import WeightsChoice
+from octavo.errors import InvalidRequest
 from octavo.layers.quant_tensor import QuantTensor
 
 
@@ -59,20 +61,52 @@ class LinearRoute(Protocol):
         ...
 
 
-def choose_route(weights: WeightsChoice, dtype: torch.dtype, device: torch.device) -> tuple[LinearRoute, LinearRoute]:
-    """The preferred route and the one for shards that it refuses (and for the output head).
+@dataclass(frozen=True, slots=True)
+class RouteChoice:
+    """The routes of a model's linears, per phase, and the one for the output head and for what they refuse."""
 
-    `auto` keeps weights in the compute dtype. `int8` and `int4` trade accuracy or speed for memory.
+    prompt: LinearRoute
+    generated: LinearRoute
+    fallback: LinearRoute
+
+    @property
+    def by_phase(self) -> bool:
+        """True if the two phases are multiplied differently, and so must be computed apart."""
+        return self.prompt is not self.generated
+
+    @property
+    def row_invariant(self) -> bool:
+        return all(route.properties.row_invariant for route in (self.prompt, self.generated, self.fallback))
+
+    def weight_bytes(self, shard: QuantTensor) -> int:
+        """Bytes that `shard` takes packed, alone."""
+        routes = {route for route in (self.prompt, self.generated) if route.refusal([shard]) is None}
+        widths = [route.properties.bytes_per_weight for route in routes or {self.fallback}]
+        return int(math.prod(shard.shape) * sum(widths))
+
+
+def choose_route(weights: WeightsChoice, dtype: torch.dtype, device: torch.device) -> RouteChoice:
+    """`full` keeps weights in the compute dtype; `int8` and `int4` trade accuracy or prefill speed for memory.
+
+    `auto` is `full`, and in bfloat16 on a CPU generated tokens read 4-bit weights where the file has them: a single
+    row's speed is that of memory, a prompt's that of arithmetic. Raises `InvalidRequest` for a choice that no tensor
+    could take.
     """
     from octavo.layers.linear.dense_route import DenseRoute
     from octavo.layers.linear.int4_route import Int4Route
     from octavo.layers.linear.int8_route import Int8Route
     from octavo.layers.linear.tiled_route import TiledRoute
 
-    dense = dtype == torch.float32 or device.type != "cpu"
-    plain: LinearRoute = DenseRoute(dtype, device) if dense else TiledRoute(dtype)
-    if weights == "int4":
-        return Int4Route(dtype, device), plain
-    if weights == "int8":
-        return Int8Route(dtype, device), plain
-    return plain, plain
+    on_cpu = device.type == "cpu"
+    full: LinearRoute = TiledRoute(dtype) if on_cpu and dtype != torch.float32 else DenseRoute(dtype, device)
+    if weights in ("int8", "int4"):
+        if not on_cpu or dtype != torch.bfloat16:
+            raise InvalidRequest(
+                f"weights {weights} need bfloat16 compute on a CPU, not {str(dtype).removeprefix('torch.')} on "
+                f"{device.type}; use --weights full"
+            )
+        route: LinearRoute = Int8Route(dtype) if weights == "int8" else Int4Route(dtype)
+        return RouteChoice(route, route, full)
+    if weights == "auto" and on_cpu and dtype == torch.bfloat16:
+        return RouteChoice(full, Int4Route(dtype), full)
+    return RouteChoice(full, full, full)
