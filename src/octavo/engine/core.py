@@ -18,7 +18,7 @@ from octavo.engine.loaded_model import LoadedModel
 from octavo.engine.model_runner import ModelRunner
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.sampler import Sampler, SampleResult, SamplerRow
-from octavo.errors import InvalidRequest
+from octavo.errors import CapacityError, InvalidRequest, OctavoError
 from octavo.outputs import TextDelta, TokenLogprobs
 from octavo.request import Request, RequestState
 from octavo.scheduler.scheduler import ScheduledStep, Scheduler
@@ -98,7 +98,10 @@ class EngineCore:
         return self._scheduler.has_work
 
     def check(self, request: Request) -> int:
-        """Most tokens (prompt and output) the request may reach. Raises `InvalidRequest` if it cannot be served."""
+        """Most tokens (prompt and output) the request may reach.
+
+        Raises `InvalidRequest` if it cannot be served, `CapacityError` if it could with more memory.
+        """
         vocab_size = self.loaded.plan.config.vocab_size
         prompt = request.prompt_token_ids
         if not prompt:
@@ -108,13 +111,24 @@ class EngineCore:
             bad = low if low < 0 else high
             raise InvalidRequest(f"the prompt has token id {bad}; the vocabulary has ids 0 to {vocab_size - 1}")
         if len(prompt) >= self.max_context:
-            raise InvalidRequest(
-                f"the prompt has {len(prompt)} tokens; the context holds {self.max_context}, one of them for output: "
-                f"shorten it to at most {self.max_context - 1} or raise --max-context"
-            )
+            raise self._too_long(len(prompt))
         request.params.check_vocabulary(vocab_size)
         wanted = request.params.max_tokens
         return self.max_context if wanted is None else min(self.max_context, len(prompt) + wanted)
+
+    def _too_long(self, num_prompt: int) -> OctavoError:
+        most, limit = self.max_context, self.ledger.context_limit
+        if most < limit:
+            return CapacityError(
+                f"the prompt has {num_prompt} tokens; the K/V memory holds {most} of one sequence, one of them for "
+                f"output: shorten it to at most {most - 1}, or give the K/V cache more blocks"
+            )
+        model = self.loaded.plan.config.max_position_embeddings
+        remedy = f" or raise the max context (this model takes {model})" if limit < model else ""
+        return InvalidRequest(
+            f"the prompt has {num_prompt} tokens; the context holds {limit}, one of them for output: "
+            f"shorten it to at most {limit - 1}{remedy}"
+        )
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises `InvalidRequest` or `CapacityError`; then nothing was queued."""

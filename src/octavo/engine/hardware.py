@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from pathlib import Path
 
 import torch
 
 from octavo.config import DeviceChoice, DtypeChoice
+from octavo.engine import cgroup
 from octavo.errors import InvalidRequest
 
-_CGROUP = Path("/sys/fs/cgroup")
+_MEMINFO = Path("/proc/meminfo")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -40,17 +42,15 @@ def _cpu_has_bfloat16() -> bool:
 
 def choose_threads(choice: int | None) -> int:
     """CPU threads: as asked, else what the scheduler's affinity mask and the cgroup's quota allow."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if choice is not None:
-        if choice > 4 * allowed:
-            raise InvalidRequest(
-                f"threads is {choice}; this process may use {allowed} CPUs, give at most {4 * allowed}"
-            )
-        return choice
-    quota, _, period = _read(_CGROUP / "cpu.max").partition(" ")
-    if quota.isdigit() and period.strip().isdigit():
-        allowed = min(allowed, max(1, int(quota) // int(period)))
-    return allowed
+    allowed = _affinity()
+    quota = cgroup.cpu_limit()
+    if quota is not None:
+        allowed = min(allowed, quota)
+    if choice is None:
+        return allowed
+    if choice > 4 * allowed:
+        raise InvalidRequest(f"threads is {choice}; this process may use {allowed} CPUs, give at most {4 * allowed}")
+    return choice
 
 
 def available_memory(device: torch.device) -> int:
@@ -58,32 +58,18 @@ def available_memory(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)
-    limits = [_system_memory()]
-    limit, used = _read(_CGROUP / "memory.max").strip(), _read(_CGROUP / "memory.current").strip()
-    if limit.isdigit() and used.isdigit():
-        limits.append(int(limit) - int(used) + _reclaimable())
-    return max(0, min(limits))
+    limit = cgroup.free_memory()
+    return _system_memory() if limit is None else min(_system_memory(), limit)
+
+
+def _affinity() -> int:
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def _system_memory() -> int:
-    for line in _read(Path("/proc/meminfo")).splitlines():
+    for line in cgroup.read(_MEMINFO).splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+    if sys.platform != "win32" and "SC_PHYS_PAGES" in os.sysconf_names:
         return int(os.sysconf("SC_PHYS_PAGES")) * int(os.sysconf("SC_PAGE_SIZE")) // 2
     return 8 << 30
-
-
-def _reclaimable() -> int:
-    """File cache counted in the cgroup's usage, which the kernel gives back on demand."""
-    for line in _read(_CGROUP / "memory.stat").splitlines():
-        if line.startswith("inactive_file "):
-            return int(line.split()[1])
-    return 0
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from octavo.cache.spec import CacheGroup, LayerSpec, group_layers
 from octavo.config import EngineConfig
-from octavo.errors import CapacityError
+from octavo.errors import CapacityError, InvalidRequest
 from octavo.kernels.chunked_attention import KEY_CHUNK, MAX_SCORES
 from octavo.models.config import ModelConfig
 from octavo.step_batch import StorageKind
@@ -31,13 +31,17 @@ class GroupBudget:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Bytes. `max_context` is the longest sequence that fits alone, `max_num_seqs` how many may run at once."""
+    """Bytes, and two lengths in tokens: `context_limit`, what the settings and the model allow, and `max_context`.
+
+    `max_context` is the longest sequence that fits alone; `max_num_seqs` is how many may run at once.
+    """
 
     available_bytes: int
     weight_bytes: int
     workspace_bytes: int
     activation_bytes: int
     groups: tuple[GroupBudget, ...]
+    context_limit: int
     max_context: int
     max_num_seqs: int
 
@@ -68,14 +72,15 @@ def plan_memory(
 
     Windowed groups get what `max_num_seqs` sequences can ever hold; the rest goes to the others, up to
     `max_num_seqs` sequences of `max_context` tokens (or exactly `num_kv_blocks`). Raises `CapacityError` with both
-    numbers if the model does not fit, or if no more than a block of K/V would.
+    numbers if the model does not fit, not even with one block of K/V, or if what was asked for explicitly does not.
+    Raises `InvalidRequest` for `num_kv_blocks` of a model that has no unbounded layer.
     """
-    max_context = min(config.max_context or model.max_position_embeddings, model.max_position_embeddings)
+    limit = min(config.max_context or model.max_position_embeddings, model.max_position_embeddings)
     groups = group_layers(layout)
-    workspace = _workspace_bytes(model, groups, config, max_context)
+    workspace = _workspace_bytes(model, groups, config, limit)
     activations = _activation_bytes(model, config)
     left = available - weights - workspace - activations
-    bounded = [_bounded_budget(group, config, storage, codecs, max_context) for group in groups]
+    bounded = [_bounded_budget(group, config, storage, codecs, limit) for group in groups]
     left -= sum(budget.block_bytes + budget.ring_bytes for budget in bounded if budget is not None)
     per_block = sum(
         group.bytes_per_block(config.block_size, *_row_bytes(group, codecs))
@@ -87,7 +92,12 @@ def plan_memory(
             f"the model needs {gib(available - left + per_block)} (weights {gib(weights)}, the rest workspace and K/V) "
             f"but {gib(available)} are free; take a smaller model, --weights int4, or a smaller --max-context"
         )
-    num_blocks = config.max_num_seqs * -(-max_context // config.block_size)
+    if config.num_kv_blocks is not None and not per_block:
+        raise InvalidRequest(
+            f"num kv blocks is {config.num_kv_blocks}, but every layer of this model has a window, whose memory is "
+            "fixed; leave it out"
+        )
+    num_blocks = config.max_num_seqs * -(-limit // config.block_size)
     if per_block:
         num_blocks = config.num_kv_blocks or min(num_blocks, int(left * _KV_SHARE) // per_block)
     if num_blocks * per_block > left:
@@ -100,11 +110,27 @@ def plan_memory(
         for group, budget in zip(groups, bounded, strict=True)
     )
     fits = max(1, num_blocks) * config.block_size
-    return Ledger(available, weights, workspace, activations, budgets, min(max_context, fits), config.max_num_seqs)
+    if config.max_context is not None and config.num_kv_blocks is None and fits < limit:
+        needed = -(-limit // config.block_size) * per_block
+        raise CapacityError(
+            f"a context of {limit} tokens takes {gib(needed)} of K/V but {gib(int(left * _KV_SHARE))} are left for it; "
+            f"give --max-context {fits} or less"
+        )
+    return Ledger(
+        available_bytes=available,
+        weight_bytes=weights,
+        workspace_bytes=workspace,
+        activation_bytes=activations,
+        groups=budgets,
+        context_limit=limit,
+        max_context=min(limit, fits),
+        max_num_seqs=config.max_num_seqs,
+    )
 
 
 def gib(num_bytes: int) -> str:
-    return f"{num_bytes / (1 << 30):.2f} GiB"
+    """In GiB, or in MiB if it is less than one."""
+    return f"{num_bytes / (1 << 30):.2f} GiB" if num_bytes >= 1 << 30 else f"{num_bytes / (1 << 20):.1f} MiB"
 
 
 def _bounded_budget(
