@@ -42,7 +42,7 @@ def test_the_longest_prompt_leaves_room_for_one_token_and_a_longer_one_is_refuse
 
 def test_at_the_models_own_limit_there_is_nothing_to_raise(load):
     driver = Driver(load())
-    with pytest.raises(InvalidRequest, match="at most 511$"):
+    with pytest.raises(InvalidRequest, match=r"at most 511$"):
         driver.add("a", prompt_of(512), ENDLESS)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from conftest import weights_path
 
 from octavo.engine.output_processor import OutputProcessor
 from octavo.models.loaders import open_checkpoint
 from octavo.sampling_params import SamplingParams
 from octavo.tokenizer import Tokenizer
+from tests.conftest import weights_path
 
 pytestmark = pytest.mark.weights
 

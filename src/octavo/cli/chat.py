@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from octavo.cli import engine_options as flags
+from octavo.cli.errors import print_error
 from octavo.cli.generate import stream_to_stdout
+from octavo.cli.message_reader import is_interactive, read_message
 from octavo.cli.options import option
 from octavo.errors import InvalidRequest, OctavoError
 from octavo.sampling_params import SamplingParams
@@ -21,7 +24,6 @@ HELP = """\
 /exit     leave (also Ctrl-D)
 A line that ends in a backslash goes on in the next one. Lines between two lines of three quotes are one message.
 Ctrl-C stops the answer; at the prompt it leaves."""
-_QUOTES = '"""'
 _ROOM = 64  # tokens that an answer must have room for before old turns are dropped
 
 
@@ -53,7 +55,7 @@ def chat(
         top_p=top_p,
         min_p=min_p,
         seed=seed,
-        stop=tuple(stop or ()),
+        stop=flags.stop_strings(stop),
     )
     config = flags.engine_config(
         storage=storage,
@@ -67,18 +69,49 @@ def chat(
         threads=threads,
         force=force,
     )
+    if sys.stdin is None:
+        raise InvalidRequest("standard input is closed; a conversation reads its messages from it")
     llm = flags.load(model, config)
     if llm.tokenizer.chat_template is None:
         raise InvalidRequest("this model has no chat template; use octavo generate --raw")
-    conversation = Conversation(llm, params, system)
-    _note("type a message; /help lists the commands")
-    while (message := read_message()) is not None:
-        if message.strip() and not conversation.handle(message):
-            return
+    if is_interactive():
+        _note("type a message; /help lists the commands")
+    status = converse(Conversation(llm, params, system))
+    if status and not is_interactive():
+        raise typer.Exit(status)
+
+
+def converse(conversation: Conversation) -> int:
+    """Handle messages until the input or the user ends it; returns the exit status of the last one that failed, or 0.
+
+    A message that fails is told, and the conversation goes on.
+    """
+    status = 0
+    while True:
+        try:
+            message = read_message()
+            if message is None:
+                break
+            if message.strip() and not conversation.handle(message):
+                return status
+        except OctavoError as error:
+            print_error(str(error))
+            status = error.exit_status
+        except KeyboardInterrupt:
+            _end_line()
+            raise
+    _end_line()
+    return status
+
+
+def _end_line() -> None:
+    """Leave the line of a prompt that was not answered."""
+    if is_interactive():
+        _note("")
 
 
 class Conversation:
-    """The turns so far. A message that fails leaves them as they were."""
+    """The turns so far. A message that fails, or is stopped before its answer begins, leaves them as they were."""
 
     def __init__(self, llm: LLM, params: SamplingParams, system: str | None) -> None:
         self._llm = llm
@@ -87,7 +120,7 @@ class Conversation:
         self._turns: list[dict[str, str]] = []
 
     def handle(self, message: str) -> bool:
-        """Carry out a command, or answer a message; False to leave. Errors are told and the conversation goes on."""
+        """Carry out a command, or answer a message; False to leave. Raises what makes a message impossible."""
         command, _, argument = message.strip().partition(" ")
         if command in ("/exit", "/quit", "/bye"):
             return False
@@ -115,9 +148,8 @@ class Conversation:
                 _note("the answer was cut: it reached --max-tokens or the context limit")
         except KeyboardInterrupt:
             _note("stopped")
-        except OctavoError as error:
-            _note(f"error: {error}")
-            return
+            if not any(pieces):
+                return
         self._turns = [*turns, {"role": "assistant", "content": "".join(pieces)}]
 
     def _fit(self, turns: list[dict[str, str]]) -> tuple[list[dict[str, str]], tuple[int, ...]]:
@@ -140,38 +172,6 @@ class Conversation:
     def _encode(self, turns: list[dict[str, str]]) -> tuple[int, ...]:
         system = [] if self._system is None else [{"role": "system", "content": self._system}]
         return tuple(self._llm.tokenizer.encode_chat([*system, *turns]))
-
-
-def read_message() -> str | None:
-    """The next message from standard input, several lines where the user says so; None at its end."""
-    try:
-        line = _read_line("> ")
-        if line.strip() == _QUOTES:
-            return _until_quotes()
-        while line.endswith("\\"):
-            line = line[:-1] + "\n" + _read_line("… ")
-        return line
-    except EOFError:
-        return None
-
-
-def _until_quotes() -> str:
-    lines: list[str] = []
-    while (line := _read_line("… ")).strip() != _QUOTES:
-        lines.append(line)
-    return "\n".join(lines)
-
-
-def _read_line(prompt: str) -> str:
-    """A line without its end. The prompt is drawn, and editing works, only at a terminal."""
-    if sys.stdin.isatty() and sys.stderr.isatty():
-        with suppress(ImportError):  # Windows has none
-            import readline  # noqa: F401 - importing it gives input() history and editing
-        return input(prompt)
-    line = sys.stdin.readline()
-    if not line:
-        raise EOFError
-    return line.removesuffix("\n").removesuffix("\r")
 
 
 def _note(line: str) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from octavo.cli.options import option
+from octavo.cli.options import list_option, option, texts
 from octavo.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ TopK = Annotated[int, option("--top-k", help="Keep the k likeliest tokens; 0 kee
 TopP = Annotated[float, option("--top-p", help="Keep the likeliest tokens up to this probability.")]
 MinP = Annotated[float, option("--min-p", help="Drop tokens below this share of the likeliest one's probability.")]
 Seed = Annotated[int | None, option("--seed", help="Seed of the sampling; drawn if absent.")]
-Stop = Annotated[list[str] | None, option("--stop", help="Stop before this text; may be given several times.")]
+Stop = Annotated[list[str] | None, list_option("--stop", help="Stop before this text; may be given several times.")]
 IgnoreEos = Annotated[bool, option("--ignore-eos", help="Go on after the model ends its answer.")]
 Storage = Annotated[str, option("--storage", help="auto, dense or paged.")]
 BlockSize = Annotated[int, option("--block-size", help="Tokens per K/V block: 16, 32 or 64.")]
@@ -37,6 +37,11 @@ Device = Annotated[str, option("--device", help="auto, cpu or cuda.")]
 Threads = Annotated[int | None, option("--threads", help="CPU threads (default: what the cgroup allows).")]
 Force = Annotated[bool, option("--force", help="Use a tokenizer whose pre-tokeniser is unknown.")]
 AsJson = Annotated[bool, option("--json", help="Print exactly one JSON object.")]
+
+
+def stop_strings(stop: list[str] | None) -> tuple[str, ...]:
+    """What `--stop`, or its variable, says."""
+    return texts(stop, "--stop")
 
 
 def engine_config(**settings: Any) -> EngineConfig:
@@ -67,7 +72,7 @@ def describe(plan: ModelPlan, routes: dict[str, int]) -> str:
     """One line: the model and what was chosen for it."""
     k, v = plan.codecs
     kv = k.name if k is v else f"k={k.name},v={v.name}"
-    where = plan.device.type if plan.device.type != "cpu" else f"cpu, {plan.threads} threads"
+    where = plan.device.type if plan.device.type != "cpu" else f"cpu, {plan.threads} thread{'s'[: plan.threads > 1]}"
     weights = " + ".join(routes)
     return (
         f"{plan.checkpoint.path.name} ({plan.config.model_type}), {str(plan.dtype).removeprefix('torch.')} on {where}, "

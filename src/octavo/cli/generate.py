@@ -62,7 +62,7 @@ def generate(
         top_p=top_p,
         min_p=min_p,
         seed=seed,
-        stop=tuple(stop or ()),
+        stop=flags.stop_strings(stop),
         ignore_eos=ignore_eos,
     )
     config = flags.engine_config(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
@@ -11,7 +12,7 @@ import typer
 
 import octavo
 from octavo.cli import bench, chat, generate, inspect, parity, store_commands
-from octavo.cli.errors import run_command
+from octavo.cli.errors import one_line, run_command
 
 app = typer.Typer(
     name="octavo",
@@ -49,6 +50,7 @@ def _root(
 def run(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command that `arguments` (default: the process's own) spell, and end the process."""
     _use_utf8()
+    logging.getLogger("octavo").addHandler(PlainLines())
     run_command(lambda: invoke(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -60,6 +62,15 @@ def invoke(arguments: Sequence[str]) -> None:
     command = typer.main.get_command(app)
     with command.make_context("octavo", list(arguments)) as context:
         command.invoke(context)
+
+
+class PlainLines(logging.Handler):
+    """Shows a logged warning as one plain line on standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if sys.stderr is not None:
+            line = one_line(record.getMessage())
+            print(f"octavo: {record.levelname.lower()}: {line}", file=sys.stderr, flush=True)
 
 
 def _use_utf8() -> None:

@@ -27,6 +27,7 @@ def parity(
     kv_dtype: flags.KvDtype = "auto",
     device: flags.Device = "auto",
     threads: flags.Threads = None,
+    force: flags.Force = False,
     as_json: flags.AsJson = False,
 ) -> None:
     """Run dense, paged, batched, chunked and command-line arms and compare tokens and logits with the reference."""
@@ -41,6 +42,7 @@ def parity(
         kv_dtype=kv_dtype,
         device=device,
         threads=threads,
+        force=force,
     )
     from octavo.parity import ARMS, run_parity
 

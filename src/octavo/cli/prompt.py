@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from octavo.errors import InvalidRequest
@@ -21,29 +22,27 @@ def read_prompt(text: str | None, file: Path | None) -> str:
     if text is not None:
         return _checked(text, "-p")
     if file is not None:
-        return _decoded(_read(file), str(file))
+        return _checked(decode(_read(file.read_bytes, f"the prompt file {str(file)!r}"), str(file)), str(file))
     if sys.stdin is None or sys.stdin.isatty():
         raise InvalidRequest("there is no prompt; give one with -p TEXT, -f FILE, or on standard input")
-    return _decoded(sys.stdin.buffer.read(), "standard input")
+    return _checked(decode(_read(sys.stdin.buffer.read, "standard input"), "standard input"), "standard input")
 
 
-def _read(file: Path) -> bytes:
+def decode(data: bytes, source: str) -> str:
+    """UTF-8 text without a byte-order mark at its start; line ends as they are. Raises `InvalidRequest`."""
     try:
-        return file.read_bytes()
-    except OSError as error:
-        raise InvalidRequest(
-            f"the prompt file {str(file)!r} cannot be read: {error.strerror}; check its path"
-        ) from error
-
-
-def _decoded(data: bytes, source: str) -> str:
-    try:
-        text = data.removeprefix(_BOM).decode("utf-8")
+        return data.removeprefix(_BOM).decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidRequest(
             f"{source} is not UTF-8: byte 0x{error.object[error.start]:02x} at offset {error.start}; convert it first"
         ) from error
-    return _checked(text, source)
+
+
+def _read(read: Callable[[], bytes], source: str) -> bytes:
+    try:
+        return read()
+    except OSError as error:
+        raise InvalidRequest(f"{source} cannot be read: {error.strerror or error}; give another prompt") from error
 
 
 def _checked(text: str, source: str) -> str:

@@ -1,4 +1,4 @@
-"""Keeps Ctrl-C out of bookkeeping: it takes effect where nothing is half done. Owns no other signal."""
+"""Keeps Ctrl-C and termination out of bookkeeping: they take effect where nothing is half done."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 
 _Handler = Callable[[int, FrameType | None], object]
+_HELD = (signal.SIGINT, signal.SIGTERM)
 
 
 class HeldInterrupts:
-    """A context in which SIGINT waits; it reaches the handler that was there before when the context ends.
+    """A context in which SIGINT and SIGTERM wait; when it ends they reach the handlers that were there before.
 
-    `let_through` opens a window in which it does so at once. Other threads than the main one, which receive no
-    signals, and processes that ignore SIGINT are left alone.
+    `let_through` opens a window in which they do so at once. Other threads than the main one, which receive no
+    signals, and signals without a Python handler are left alone.
     """
 
     def __init__(self) -> None:
-        self._handler: _Handler | None = None
-        self._pending = False
+        self._handlers: dict[int, _Handler] = {}
+        self._pending: list[int] = []
 
     def __enter__(self) -> HeldInterrupts:
         if threading.current_thread() is threading.main_thread():
-            handler = signal.getsignal(signal.SIGINT)
-            if callable(handler):
-                self._handler = handler
-                self._hold()
+            for signum in _HELD:
+                handler = signal.getsignal(signum)
+                if callable(handler):
+                    self._handlers[signum] = handler
+            self._hold()
         return self
 
     def __exit__(
@@ -45,16 +47,15 @@ class HeldInterrupts:
             self._hold()
 
     def _hold(self) -> None:
-        if self._handler is not None:
-            signal.signal(signal.SIGINT, self._note)
+        for signum in self._handlers:
+            signal.signal(signum, self._note)
 
     def _release(self) -> None:
-        if self._handler is None:
-            return
-        signal.signal(signal.SIGINT, self._handler)
-        if self._pending:
-            self._pending = False
-            self._handler(signal.SIGINT, None)
+        for signum, handler in self._handlers.items():
+            signal.signal(signum, handler)
+        pending, self._pending = self._pending, []
+        for signum in pending:
+            self._handlers[signum](signum, None)
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
-        self._pending = True
+        self._pending.append(signum)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from octavo.tokenizer import Tokenizer
 
 _SHORT = "The lighthouse keeper counted the ships that passed before noon, and"
@@ -14,10 +16,12 @@ _STORY = (
 
 
 def parity_prompts(tokenizer: Tokenizer, longest: int) -> list[str]:
-    """Four texts; the last has at least `longest` tokens."""
+    """Four texts; the last has at least `longest` tokens, and hardly more."""
     story = _STORY
     number = 1
     while len(tokenizer.encode(story)) < longest:
         number += 1
         story += f"Day {number}. {_STORY}"
-    return [_SHORT, _CODE, _STORY, story]
+    words = story.split(" ")
+    enough = bisect_left(range(len(words)), longest, key=lambda n: len(tokenizer.encode(" ".join(words[:n]))))
+    return [_SHORT, _CODE, _STORY, " ".join(words[:enough])]

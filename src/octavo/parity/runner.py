@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -17,6 +14,7 @@ from octavo.engine.core import EngineCore
 from octavo.engine.loaded_model import LoadedModel, share_weights
 from octavo.errors import InvalidRequest
 from octavo.llm import LLM
+from octavo.parity.cli_arm import trace_cli
 from octavo.parity.prompts import parity_prompts
 from octavo.parity.report import ArmResult, Report
 from octavo.parity.trace import Trace, compare
@@ -32,7 +30,6 @@ ARMS = (
     "prefill_chunk_64",
     "cli",
 )
-_FAULT_STEP = 3
 _MARGIN = {torch.float32: 1e-3, torch.float16: 0.25, torch.bfloat16: 0.25}
 _EXPECTED_ROUTES = {StorageKind.DENSE: {"dense", "ring"}, StorageKind.PAGED: {"gather"}}
 
@@ -44,13 +41,19 @@ class ParityRun:
         if fault is not None and fault not in ARMS:
             raise InvalidRequest(f"arm {fault!r} is unknown; choose one of {', '.join(ARMS)}")
         self._loaded = loaded
-        self._config = config
         self._params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+        self._num_tokens = num_tokens
         self._fault = fault
         windows = [spec.window for spec in loaded.model.kv_layout(loaded.plan.config) if spec.window is not None]
-        longest = max(windows, default=256) + 100
-        self._prompts = parity_prompts(loaded.tokenizer, longest)
+        self._prompts = parity_prompts(loaded.tokenizer, max(windows, default=256) + 100)
         self._ids = [loaded.tokenizer.encode(prompt) for prompt in self._prompts]
+        needed, limit = max(map(len, self._ids)) + num_tokens, loaded.plan.ledger.context_limit
+        if needed > limit:
+            raise InvalidRequest(
+                f"a parity run of {num_tokens} tokens needs a context of {needed} here, and the model's is {limit}; "
+                "compare fewer tokens or another model"
+            )
+        self._config = replace(config, max_context=needed)
         self.bitwise = loaded.plan.device.type == "cpu" and loaded.plan.routes.row_invariant
         self.margin = _MARGIN[loaded.plan.dtype]
         self._reference: list[Trace] = []
@@ -80,8 +83,10 @@ class ParityRun:
 
     def _judge(self, name: str, trace: Trace, prompt: int, kind: StorageKind) -> ArmResult:
         found = compare(trace, self._reference[prompt], bitwise=self.bitwise, margin=self.margin)
-        problem = None
-        if not set(trace.routes) or not set(trace.routes) <= _EXPECTED_ROUTES[kind]:
+        problem = trace.problem
+        if problem is None and len(trace.token_ids) != self._num_tokens:
+            problem = f"gave {len(trace.token_ids)} tokens, not {self._num_tokens}"
+        if problem is None and not (trace.routes and set(trace.routes) <= _EXPECTED_ROUTES[kind]):
             problem = f"took routes {sorted(trace.routes)}, not {sorted(_EXPECTED_ROUTES[kind])}"
         equal = found.agrees and problem is None
         return ArmResult(name, equal, found.first_divergence, found.max_logit_diff, trace.routes, problem)
@@ -102,9 +107,10 @@ class ParityRun:
 
         def observe(request_id: str, logits: Tensor) -> None:
             row = int(request_id.partition("-")[0])
-            if names[row] == self._fault and names[row] and len(traces[row].logits) == _FAULT_STEP:
+            trace = traces[row]
+            if names[row] and names[row] == self._fault and len(trace.logits) == self._fault_step(prompts[row]):
                 logits.copy_(logits.roll(1))
-            traces[row].logits.append(logits.clone())
+            trace.logits.append(logits.clone())
 
         loaded = share_weights(self._loaded, config, StorageDecision(kind, "a parity arm"))
         llm = LLM.over(EngineCore(loaded, config, observe))
@@ -115,33 +121,16 @@ class ParityRun:
         return traces
 
     def _cli(self, prompt: int) -> Trace:
-        """The same prompt through a process of its own; logits stay in there."""
-        plan = self._loaded.plan
-        command = [
-            *(
-                sys.executable,
-                "-m",
-                "octavo",
-                "generate",
-                "--json",
-                "--raw",
-                "--ignore-eos",
-                "-p",
-                self._prompts[prompt],
-            ),
-            *("-m", str(plan.checkpoint.path), "-n", str(self._params.max_tokens), "--storage", "dense"),
-            *("--dtype", str(plan.dtype).removeprefix("torch."), "--weights", self._config.weights),
-            *("--device", plan.device.type, "--threads", str(plan.threads), "--kv-dtype", self._config.kv_dtype),
-            *("--block-size", str(self._config.block_size)),
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            return Trace(routes={f"exit status {done.returncode}": 1})
-        answer = json.loads(done.stdout)
-        token_ids = list(answer["token_ids"])
-        if self._fault == "cli":
-            token_ids[_FAULT_STEP] += 1
-        return Trace(token_ids, [], answer["routes"])
+        trace = trace_cli(self._loaded.plan, self._config, self._prompts[prompt], self._ids[prompt], self._num_tokens)
+        if self._fault == "cli" and trace.problem is None:
+            trace.token_ids[self._fault_step(prompt)] += 1
+        return trace
+
+    def _fault_step(self, prompt: int) -> int:
+        """The first step at which the reference leads by so much that another token is no tie."""
+        reference = self._reference[prompt]
+        steps = range(self._num_tokens)
+        return next((step for step in steps if reference.margin(step) > self.margin), 0)
 
 
 def run_parity(
@@ -154,7 +143,8 @@ def run_parity(
 ) -> Report:
     """Compare every arm with the reference over `num_tokens` greedy tokens.
 
-    `fault` perturbs one arm, which must then be reported as different. Raises `InvalidRequest` for an unknown arm.
+    `fault` perturbs one arm, which must then be reported as different. Raises `InvalidRequest` for an unknown arm, or
+    if the model's context is too short for the prompts and `num_tokens`.
     """
     run = ParityRun(loaded, config, num_tokens, fault)
     contract = "bitwise" if run.bitwise else f"tokens wherever the reference leads by more than {run.margin:g}"

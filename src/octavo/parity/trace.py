@@ -10,11 +10,15 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class Trace:
-    """One prompt's greedy tokens and, where they could be observed, the logits [V] each was taken from."""
+    """One prompt's greedy tokens and, where they could be observed, the logits [V] each was taken from.
+
+    `problem` says why the arm failed whatever its tokens are.
+    """
 
     token_ids: list[int] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)
     routes: Mapping[str, int] = field(default_factory=dict)
+    problem: str | None = None
 
     def margin(self, step: int) -> float:
         """The lead of the best token over the second at `step`."""
