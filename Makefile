@@ -33,7 +33,7 @@ check: setup-dev ## Lint, formatting, types, import contracts
 	.venv/bin/lint-imports --cache-dir .venv/cache/import_linter
 
 nightly: setup-dev ## Long property runs, soaks and sweeps
-	$(PYTEST) -m "nightly and not gpu" $(PYTEST_ARGS)
+	OCTAVO_NIGHTLY=1 $(PYTEST) -m "nightly and not gpu" $(PYTEST_ARGS)
 
 gpu-test: setup-dev ## Tests that need a CUDA device
 	$(PYTEST) -m gpu $(PYTEST_ARGS)

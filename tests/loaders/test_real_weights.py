@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from conftest import weights_path
+from tests.conftest import weights_path
 
 from octavo.models.loaders import open_checkpoint
 from octavo.models.loaders.gguf import GGUFCheckpoint

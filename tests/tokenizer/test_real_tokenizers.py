@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MODEL_FILES, weights_path
 from transformers import AutoTokenizer
 
 from octavo.models.loaders.gguf_file import GGUFFile
 from octavo.tokenizer import Tokenizer
+from tests.conftest import MODEL_FILES, weights_path
 
 ORACLE = Path(__file__).parent.parent / "oracle"
 GEMMA_TEMPLATE = (
