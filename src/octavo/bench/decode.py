@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -11,6 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+
+from octavo.bench.peers import PeerSpeed, llama_cpp_installed, run_llama_cpp
+from octavo.errors import EngineFault
 
 _PROMPT = "The capital of France is"
 _RUN = """
@@ -39,6 +44,14 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerFigures:
+    """Another engine on the same prompts, in turn with ours; tokens per second as it counts them itself."""
+
+    decode_tps: Spread
+    prefill_tps: Spread
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeBench:
     """Each over `repeats` fresh processes."""
 
@@ -51,6 +64,7 @@ class DecodeBench:
     decode_tps: Spread
     prefill_tps: Spread
     peak_mib: Spread
+    peers: dict[str, PeerFigures]
 
     def as_object(self) -> dict[str, object]:
         return asdict(self)
@@ -60,25 +74,33 @@ def bench_decode(
     model: Path,
     flags: Sequence[str],
     *,
+    threads: int,
     prompt_tokens: int,
     new_tokens: int,
     repeats: int,
     on_run: Callable[[int], None] = lambda run: None,
 ) -> DecodeBench:
-    """Run `octavo generate` in fresh processes, as a person would: one token, then many, then a long prompt."""
+    """Run `octavo generate` in fresh processes, as a person would: one token, then many, then a long prompt.
+
+    llama.cpp runs in turn with it, on the same token ids and threads, where the `xllamacpp` package is installed.
+    """
     first, decode, prefill, peak = [], [], [], []
+    peer_runs: list[PeerSpeed] = []
     long_prompt = "word " * prompt_tokens
     for run in range(repeats):
         on_run(run)
         started = time.perf_counter()
         _generate(model, [*flags, "-n", "1", "-p", _PROMPT])
         first.append(time.perf_counter() - started)
-        answer, _ = _generate(model, [*flags, "-n", str(new_tokens), "-p", _PROMPT])
-        decode.append(answer["timings"]["decode_tps"])
+        short, _ = _generate(model, [*flags, "-n", str(new_tokens), "-p", _PROMPT])
+        decode.append(short["timings"]["decode_tps"])
         answer, bytes_used = _generate(model, [*flags, "-n", "2", "-p", long_prompt])
         prefill.append(answer["timings"]["prefill_tps"])
         counted = answer["usage"]["prompt_tokens"]
         peak.append(bytes_used / (1 << 20))
+        if model.suffix == ".gguf" and llama_cpp_installed():
+            prompts = short["prompt_token_ids"], answer["prompt_token_ids"]
+            peer_runs.append(run_llama_cpp(model, threads, prompts[0], new_tokens, prompts[1]))
     return DecodeBench(
         model=model.name,
         machine=machine(),
@@ -89,20 +111,26 @@ def bench_decode(
         decode_tps=Spread.of(decode),
         prefill_tps=Spread.of(prefill),
         peak_mib=Spread.of(peak),
+        peers={"llama.cpp": _figures(peer_runs)} if peer_runs else {},
     )
 
 
-def _generate(model: Path, flags: Sequence[str]) -> tuple[dict, int]:  # type: ignore[type-arg]
+def _figures(runs: Sequence[PeerSpeed]) -> PeerFigures:
+    return PeerFigures(Spread.of([run.decode_tps for run in runs]), Spread.of([run.prefill_tps for run in runs]))
+
+
+def _generate(model: Path, flags: Sequence[str]) -> tuple[dict[str, Any], int]:
+    """What `--json` printed, and the process's peak memory in bytes. Raises `EngineFault` with the child's error."""
     command = [sys.executable, "-c", _RUN, "generate", "--json", "--raw", "--ignore-eos", "-m", str(model), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise EngineFault(f"a measured process failed: {(done.stderr.splitlines() or ['no message'])[-1]}")
     answer, usage = done.stdout.splitlines()
     return json.loads(answer), json.loads(usage)["peak_bytes"]
 
 
 def machine() -> str:
     """Processor, as the system names it, and how many CPUs there are."""
-    import os
-
     name = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():

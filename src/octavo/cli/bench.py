@@ -43,15 +43,17 @@ def decode(
         if value < least:
             raise InvalidRequest(f"{name} is {value}; it must be at least {least}")
     from octavo.bench.decode import bench_decode
+    from octavo.engine.hardware import choose_threads
     from octavo.store import TerminalProgress, resolve_model
 
-    passed = ["--storage", storage, "--dtype", dtype, "--weights", weights]
-    if threads is not None:
-        passed += ["--threads", str(threads)]
+    config = flags.engine_config(storage=storage, dtype=dtype, weights=weights, threads=threads)
+    num_threads = choose_threads(config.threads)
+    passed = ["--storage", storage, "--dtype", dtype, "--weights", weights, "--threads", str(num_threads)]
     path = resolve_model(model, progress=TerminalProgress())
     result = bench_decode(
         path,
         passed,
+        threads=num_threads,
         prompt_tokens=prompt_tokens,
         new_tokens=new_tokens,
         repeats=repeats,
@@ -65,3 +67,5 @@ def decode(
     print(f"decode, {result.new_tokens} tokens              {result.decode_tps} tokens/s")
     print(f"prefill, {result.prompt_tokens} tokens             {result.prefill_tps} tokens/s")
     print(f"peak memory                       {result.peak_mib} MiB")
+    for name, peer in result.peers.items():
+        print(f"{name}: decode {peer.decode_tps} tokens/s, prefill {peer.prefill_tps} tokens/s")
