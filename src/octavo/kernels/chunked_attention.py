@@ -30,11 +30,14 @@ HIDDEN = -1e30
 class QueryTile:
     """Consecutive query rows `[start, stop)` of a sequence's step, and the keys that each of them may not see.
 
-    `hidden` [stop - start, 1, S] bool, or None where every row sees every key of the span.
+    The rows see nothing outside keys `[first_key, last_key)` of the span (multiples of KEY_CHUNK, counted from the
+    span's first). `hidden` [stop - start, 1, last_key - first_key] bool, or None where every row sees all of them.
     """
 
     start: int
     stop: int
+    first_key: int
+    last_key: int
     hidden: Tensor | None
 
 
@@ -65,17 +68,20 @@ def plan_span(start: int, stop: int, *, num_q_heads: int, window: int | None, de
         hidden = torch.ones(1, 1, length, dtype=torch.bool, device=device)
         hidden[:, :, lo - first_key : stop - first_key] = False
         whole = stop - lo == length
-        return AttentionSpan(lo, stop, first_key, length, (QueryTile(0, 1, None if whole else hidden),))
+        tile = QueryTile(0, 1, 0, length, None if whole else hidden)
+        return AttentionSpan(lo, stop, first_key, length, (tile,))
     tokens = max(1, min(_TOKENS_PER_TILE, MAX_SCORES // (num_q_heads * length)))
-    k_position = torch.arange(first_key, first_key + length, device=device)
     tiles = []
     for q0 in range(start, stop, tokens):
         q1 = min(stop, q0 + tokens)
+        tile_lo = 0 if window is None else max(0, q0 - window + 1)
+        k0, k1 = tile_lo // KEY_CHUNK * KEY_CHUNK, -(-q1 // KEY_CHUNK) * KEY_CHUNK
         q_position = torch.arange(q0, q1, device=device)[:, None]
-        hidden = k_position[None, :] > q_position
+        k_position = torch.arange(k0, k1, device=device)[None, :]
+        hidden = k_position > q_position
         if window is not None:
-            hidden |= k_position[None, :] <= q_position - window
-        tiles.append(QueryTile(q0 - start, q1 - start, hidden[:, None, :]))
+            hidden |= k_position <= q_position - window
+        tiles.append(QueryTile(q0 - start, q1 - start, k0 - first_key, k1 - first_key, hidden[:, None, :]))
     return AttentionSpan(lo, stop, first_key, length, tuple(tiles))
 
 
@@ -89,9 +95,10 @@ def attend_span(
     """
     if len(span.tiles) == 1:
         return _attend_tile(q, k, v, span.tiles[0].hidden, scale, softcap, min_rows)
-    parts = [
-        _attend_tile(q[tile.start : tile.stop], k, v, tile.hidden, scale, softcap, min_rows) for tile in span.tiles
-    ]
+    parts = []
+    for tile in span.tiles:
+        keys, values = k[:, tile.first_key : tile.last_key], v[:, tile.first_key : tile.last_key]
+        parts.append(_attend_tile(q[tile.start : tile.stop], keys, values, tile.hidden, scale, softcap, min_rows))
     return torch.cat(parts)
 
 
@@ -145,7 +152,7 @@ def _merge_chunks(scores: Tensor, v: Tensor) -> Tensor:
     # The largest weight is exp(largest score - log-sum-exp).
     log_sums = chunks.amax(-1) - weights.amax(-1).log_()  # [Hkv, R, C]
     by_chunk = weights.transpose(1, 2).reshape(num_kv_heads * num_chunks, num_rows, KEY_CHUNK)
-    partial = torch.bmm(by_chunk, v.view(num_kv_heads * num_chunks, KEY_CHUNK, v.shape[2]))
+    partial = torch.bmm(by_chunk, v.reshape(num_kv_heads * num_chunks, KEY_CHUNK, v.shape[2]))
     merge = torch.exp(log_sums - log_sums.amax(-1, keepdim=True))
     # cumsum adds in chunk order for every row, so that chunks of weight 0 change nothing wherever they lie.
     partial = partial.view(num_kv_heads, num_chunks, num_rows, -1).mul_(merge.transpose(1, 2).unsqueeze(-1))
