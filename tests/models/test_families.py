@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -127,6 +129,21 @@ def test_leaving_out_the_query_and_key_norms_is_noticed(family, tmp_path):
     loaded = open_tiny(tmp_path)
     for block in loaded.model._blocks:
         block._attention._q_norm = block._attention._k_norm = None
+    ids = token_ids()[0]
+    got = all_logits(loaded, [ids], [[(0, len(ids))]], StorageKind.DENSE)[0]
+    assert not (got - expected_logits(theirs, ids)).abs().max() <= 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("scale", ["scores", "embeddings"])
+def test_a_wrong_scale_is_noticed(scale, tmp_path, monkeypatch):
+    theirs = save_hf(tmp_path, "gemma3")
+    save_tokenizer(tmp_path)
+    loaded = open_tiny(tmp_path)
+    if scale == "embeddings":
+        monkeypatch.setattr(loaded.model._embed, "_scale", 1.0)
+    else:
+        layout = [replace(spec, scale=1.0) for spec in loaded.model.kv_layout(loaded.plan.config)]
+        monkeypatch.setattr(loaded.model, "kv_layout", lambda config: layout)
     ids = token_ids()[0]
     got = all_logits(loaded, [ids], [[(0, len(ids))]], StorageKind.DENSE)[0]
     assert not (got - expected_logits(theirs, ids)).abs().max() <= 100 * TOLERANCE

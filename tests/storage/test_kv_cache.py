@@ -82,6 +82,19 @@ def test_every_mixed_schedule_and_storage_gives_the_bits_of_a_whole_prefill_alon
                 assert torch.equal(got[slot][layer], expected[slot][layer]), f"{storage} slot {slot} layer {layer}"
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(100, 160))
+def test_a_long_sweep_of_schedules_gives_the_bits_of_a_whole_prefill_alone(seed):
+    codecs, block_size = [("f32", "f32"), ("f16", "f16"), ("bf16", "f16")][seed % 3], (16, 32, 64)[seed // 3 % 3]
+    data = draw(seed)
+    expected, _ = run(StorageKind.DENSE, WHOLE, data, codecs=codecs)
+    for storage in StorageKind:
+        got, _ = run(storage, random_shares(LENGTHS, seed, longest=300), data, block_size=block_size, codecs=codecs)
+        for slot in range(len(LENGTHS)):
+            for layer in range(len(LAYOUT)):
+                assert torch.equal(got[slot][layer], expected[slot][layer]), f"{storage} slot {slot} layer {layer}"
+
+
 def test_a_window_reaches_back_exactly_its_length():
     window, length = 40, 130
     q = torch.zeros(length, 6, DIM)
