@@ -46,21 +46,29 @@ def inspect(
     )
     plan = plan_model(resolve_model(model, progress=TerminalProgress()), config)
     found = as_object(plan)
-    if as_json:
-        print(json.dumps(found, ensure_ascii=False))
-        return
-    for name, value in found.items():
-        if name == "memory":
-            print("memory")
-            for key, amount in value.items():
-                if key != "groups":
-                    print(f"  {key.removesuffix('_bytes'):<12} {amount / _MIB:>10,.1f} MiB")
-            for group in value["groups"]:
-                window = f", window {group['window']}" if group["window"] else ""
-                size = f"{group['bytes_per_token']:,} bytes per token, {group['num_blocks']:,} blocks"
-                print(f"  {group['layers']} {group['kind']} layers{window}: {size}")
-        else:
-            print(f"{name:<12} {value}")
+    print(json.dumps(found, ensure_ascii=False) if as_json else _as_text(found))
+
+
+def _as_text(found: dict[str, Any]) -> str:
+    """One line per fact; sizes in MiB."""
+    facts = [(name.replace("_", " "), _fact(value)) for name, value in found.items() if name != "memory"]
+    for name, value in found["memory"].items():
+        if name != "groups":
+            facts.append((f"{name.removesuffix('_bytes')} memory", f"{value / _MIB:,.1f} MiB"))
+    for group in found["memory"]["groups"]:
+        held = f"{group['num_blocks']:,} blocks"
+        if group["ring_bytes"]:
+            held = f"a ring of {group['window']:,} tokens per sequence"
+        elif group["window"]:
+            held += f", window {group['window']:,}"
+        layers = f"{group['layers']} {group['kind']} layer{'s'[: group['layers'] > 1]}"
+        facts.append((layers, f"{group['bytes_per_token']:,} bytes per token, {held}"))
+    width = max(len(name) for name, _ in facts)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in facts)
+
+
+def _fact(value: object) -> str:
+    return ", ".join(f"{key}={each}" for key, each in value.items()) if isinstance(value, dict) else str(value)
 
 
 def as_object(plan: ModelPlan) -> dict[str, Any]:

@@ -1,0 +1,36 @@
+"""`octavo bench decode` on a model and numbers so small that only its shape matters."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+FIGURES = ("first_token_s", "decode_tps", "prefill_tps", "peak_mib")
+
+
+def test_figures_come_with_their_spread_as_json(octavo, model):
+    done = octavo("bench", "decode", "-m", model, "--json", "--repeats", 1, "--prompt-tokens", 20, "--new-tokens", 5)
+    assert done.status == 0, done.err
+    found = json.loads(done.out)
+    assert (found["model"], found["repeats"], found["new_tokens"]) == ("llama", 1, 5)
+    for name in FIGURES:
+        spread = found[name]
+        assert 0 < spread["low"] <= spread["median"] <= spread["high"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragment"),
+    [
+        (("--repeats", "0"), "repeats is 0; it must be at least 1"),
+        (("--new-tokens", "1"), "new tokens is 1; it must be at least 2"),
+        (("--prompt-tokens", "0"), "prompt tokens is 0"),
+        (("--threads", "x"), "--threads"),
+        (("-m", "nowhere.gguf"), "nowhere.gguf"),
+    ],
+    ids=str,
+)
+def test_numbers_that_cannot_be_are_refused(octavo, arguments, fragment):
+    done = octavo("bench", "decode", *arguments)
+    assert done.status == 2
+    assert fragment in done.error

@@ -1,0 +1,72 @@
+"""`octavo parity`: its output, its exit statuses, and the arm that is a process."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from octavo.config import EngineConfig
+from octavo.engine.loaded_model import plan_model
+from octavo.parity import ARMS
+from octavo.parity.cli_arm import trace_cli
+from tests.cli.conftest import Run
+from tests.tiny_models import save_hf
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "llama"
+    save_hf(path, "llama", num_hidden_layers=1, max_position_embeddings=512)
+    return path
+
+
+def test_arms_that_agree_exit_0_and_json_is_one_object(octavo: Run, small):
+    # Variables that set flags must not reach the process that is the command-line arm.
+    done = octavo("parity", "-m", small, "--json", OCTAVO_TEMPERATURE="2.0", OCTAVO_STOP="e", OCTAVO_CHAT="1")
+    assert done.status == 0
+    found = json.loads(done.out)
+    assert done.out.count("\n") == 1
+    assert list(found) == ["model", "equal", "arms"]
+    assert (found["model"], found["equal"]) == ("llama", True)
+    assert [arm["name"] for arm in found["arms"]] == list(ARMS)
+    for arm in found["arms"]:
+        assert list(arm) == ["name", "equal", "first_divergence", "max_logit_diff", "routes"]
+        assert (arm["equal"], arm["first_divergence"]) == (True, None)
+        assert set(arm["routes"]) == {"gather" if "paged" in arm["name"] or "chunk" in arm["name"] else "dense"}
+    assert done.err.count("\n") == 1 + len(ARMS)  # what was chosen, and each arm as it ends
+
+
+def test_a_fault_in_the_command_line_arm_exits_1_and_is_told_in_words(octavo, small):
+    done = octavo("parity", "-m", small, "--inject-fault", "cli")
+    assert done.status == 1
+    *arms, verdict = done.out.splitlines()
+    assert verdict == "llama: NOT EQUAL (bitwise)"
+    assert [line.split()[:2] for line in arms] == [[name, "DIFFERS" if name == "cli" else "equal"] for name in ARMS]
+    assert "octavo: error" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragments"),
+    [
+        (("--inject-fault", "nope"), ["'nope'", "dense_b1", "cli"]),
+        (("-n", "63"), ["63", "at least 64"]),
+        (("-n", "400"), ["400 tokens", "512"]),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_compared_is_refused(octavo, small, arguments, fragments):
+    done = octavo("parity", "-m", small, *arguments)
+    assert done.status == 2
+    for fragment in fragments:
+        assert fragment in done.error
+
+
+def test_the_process_that_fails_says_why_in_the_arm(small, tmp_path):
+    config = EngineConfig(dtype="bfloat16", device="cpu", threads=1)
+    plan = plan_model(small, config)
+    trace = trace_cli(plan, replace(config, max_context=8), "one two three four five six", [1], 64)
+    assert trace.problem is not None
+    assert trace.problem.startswith("octavo generate ended with status 2: octavo: error: the prompt has ")

@@ -1,0 +1,172 @@
+"""`run_parity` and its comparisons: arms agree on a healthy engine, and whatever is wrong with one is noticed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from octavo.config import EngineConfig
+from octavo.engine.core import EngineCore
+from octavo.engine.loaded_model import load_model, plan_model
+from octavo.errors import InvalidRequest
+from octavo.parity import ARMS, run_parity
+from octavo.parity import runner as runner_module
+from octavo.parity.prompts import parity_prompts
+from octavo.parity.trace import Trace, compare
+from octavo.storage.route import Route, RouteCounts
+from tests.tiny_models import save_hf
+
+CONFIG = EngineConfig(dtype="bfloat16", device="cpu", threads=1)
+NUM_TOKENS = 64
+LAYERS = ["sliding_attention", "full_attention"]
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    """One windowed and one full layer of a tiny Gemma."""
+    path = tmp_path_factory.mktemp("models") / "gemma"
+    save_hf(path, "gemma3", num_hidden_layers=2, max_position_embeddings=512, layer_types=LAYERS, sliding_window=32)
+    return load_model(plan_model(path, CONFIG), CONFIG)
+
+
+@pytest.fixture
+def quick_cli(monkeypatch):
+    """The command-line arm without its process: it repeats the tokens of the reference."""
+    reference: list[int] = []
+    original = runner_module.ParityRun._alone
+
+    def remember(self, kind, prompt, name, **keywords):
+        found = original(self, kind, prompt, name, **keywords)
+        if name == "" and prompt == 0:
+            reference[:] = found.token_ids
+        return found
+
+    def repeat(plan, config, prompt, prompt_token_ids, num_tokens):
+        return Trace(list(reference), [], {"dense": 1, "ring": 1})
+
+    monkeypatch.setattr(runner_module.ParityRun, "_alone", remember)
+    monkeypatch.setattr(runner_module, "trace_cli", repeat)
+
+
+def test_a_healthy_engine_is_equal_in_every_arm(loaded, quick_cli):
+    told = []
+    report = run_parity(loaded, CONFIG, num_tokens=NUM_TOKENS, on_arm=told.append)
+    assert report.equal and report.contract == "bitwise"
+    assert [arm.name for arm in report.arms] == list(ARMS)
+    assert told == list(report.arms)
+    for arm in report.arms:
+        assert (arm.equal, arm.first_divergence, arm.problem) == (True, None, None)
+        assert arm.max_logit_diff == (None if arm.name == "cli" else 0.0)
+        if "paged" in arm.name or "chunk" in arm.name:
+            assert set(arm.routes) == {"gather"}
+        else:
+            assert set(arm.routes) == {"dense", "ring"}
+
+
+@pytest.mark.parametrize("arm", ["dense_b1", "batch4_dense_row0", "batch4_paged_row3", "prefill_chunk_64", "cli"])
+def test_a_fault_in_one_arm_is_noticed_there_and_nowhere_else(loaded, quick_cli, arm):
+    report = run_parity(loaded, CONFIG, num_tokens=NUM_TOKENS, fault=arm)
+    assert not report.equal
+    assert [found.name for found in report.arms if not found.equal] == [arm]
+    (found,) = [found for found in report.arms if found.name == arm]
+    assert found.first_divergence is not None
+    assert arm == "cli" or found.max_logit_diff > 0.25
+
+
+def test_an_unknown_arm_is_refused_with_those_there_are(loaded):
+    with pytest.raises(InvalidRequest, match=r"'nope' is unknown.*dense_b1.*cli"):
+        run_parity(loaded, CONFIG, fault="nope")
+
+
+def test_a_context_too_short_for_the_run_is_refused_not_cut_short(loaded):
+    with pytest.raises(InvalidRequest, match=r"400 tokens needs a context of \d+ here, and the model's is 512"):
+        run_parity(loaded, CONFIG, num_tokens=400)
+
+
+@pytest.mark.parametrize("lie", ["none", "dense"])
+def test_a_paged_arm_that_did_not_gather_fails_although_its_tokens_agree(loaded, quick_cli, monkeypatch, lie):
+    original = RouteCounts.add
+
+    def add(self, route, reason):
+        if route is not Route.GATHER:
+            original(self, route, reason)
+        elif lie == "dense":
+            original(self, Route.DENSE, reason)
+
+    monkeypatch.setattr(RouteCounts, "add", add)
+    report = run_parity(loaded, CONFIG, num_tokens=NUM_TOKENS)
+    failed = [arm for arm in report.arms if not arm.equal]
+    assert [arm.name for arm in failed] == [a for a in ARMS if "paged" in a or "chunk" in a]
+    for arm in failed:
+        assert arm.first_divergence is None
+        assert arm.problem is not None and "['gather']" in arm.problem
+        assert arm.problem in arm.line()
+
+
+def test_an_engine_whose_paged_storage_errs_is_noticed(loaded, quick_cli, monkeypatch):
+    """A small error in the logits of whatever ran paged, not injected by the run itself."""
+    original = EngineCore.__init__
+
+    def init(self, loaded, config, on_logits=None):
+        original(self, loaded, config, on_logits)
+        execute = self.runner.execute
+        if self.storage.value == "paged":
+            self.runner.execute = lambda batch: execute(batch) * (1 + 2**-7)
+
+    monkeypatch.setattr(EngineCore, "__init__", init)
+    report = run_parity(loaded, CONFIG, num_tokens=NUM_TOKENS)
+    failed = {arm.name for arm in report.arms if not arm.equal}
+    assert failed == {a for a in ARMS if "paged" in a or "chunk" in a}
+
+
+def test_the_longest_prompt_is_longer_than_the_window_and_hardly_longer_than_asked(loaded):
+    for longest in (50, 132, 700):
+        *others, last = parity_prompts(loaded.tokenizer, longest)
+        assert longest <= len(loaded.tokenizer.encode(last)) <= longest + 10
+        assert len(others) == 3
+
+
+# -- comparisons ------------------------------------------------------------------------------------------------
+
+
+def trace(tokens, leads) -> Trace:
+    """A trace whose token i leads the second best by `leads[i]`."""
+    logits = []
+    for token, lead in zip(tokens, leads, strict=True):
+        row = torch.zeros(10)
+        row[token], row[(token + 1) % 10] = 5.0 + lead, 5.0
+        logits.append(row)
+    return Trace(list(tokens), logits)
+
+
+REFERENCE = trace([1, 2, 3, 4], [2.0, 1.0, 0.1, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "bitwise", "agrees", "divergence"),
+    [
+        ([1, 2, 3, 4], False, True, None),
+        ([1, 2, 4, 9], False, True, 2),  # a tie; what follows has another context
+        ([1, 3, 3, 4], False, False, 1),
+        ([1, 2, 4, 9], True, False, 2),
+        ([1, 2, 3], False, False, 3),
+        ([1, 2, 3, 4, 5], False, False, 4),
+    ],
+)
+def test_tokens_must_agree_wherever_the_reference_leads_by_more_than_the_margin(tokens, bitwise, agrees, divergence):
+    found = compare(trace(tokens, [1.0] * len(tokens)), REFERENCE, bitwise=bitwise, margin=0.25)
+    assert (found.agrees, found.first_divergence) == (agrees, divergence)
+
+
+def test_bitwise_arms_must_have_equal_logits_to_the_last_bit():
+    close = trace([1, 2, 3, 4], [2.0, 1.0, 0.1, 1.0])
+    assert compare(close, REFERENCE, bitwise=True, margin=0.25).agrees
+    close.logits[3][0] = 1e-30
+    found = compare(close, REFERENCE, bitwise=True, margin=0.25)
+    assert (found.agrees, found.first_divergence) == (False, None)
+    assert found.max_logit_diff == pytest.approx(1e-30)
+
+
+def test_without_logits_only_tokens_are_compared():
+    found = compare(Trace([1, 2, 3, 4]), REFERENCE, bitwise=True, margin=0.25)
+    assert (found.agrees, found.max_logit_diff) == (True, None)
