@@ -9,11 +9,11 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from tests.conftest import weights_path
 
 from octavo.models.loaders import open_checkpoint
 from octavo.models.loaders.gguf import GGUFCheckpoint
 from octavo.models.loaders.gguf_file import GGUFFile
+from tests.conftest import weights_path
 
 pytestmark = pytest.mark.weights
 ALIASES = ("smollm2", "gemma3", "qwen05")
