@@ -131,8 +131,8 @@ def test_a_request_whose_logits_break_ends_with_its_error_while_others_go_on(loa
 @pytest.mark.parametrize("part", ["runner.execute", "_sampler.sample", "_on_logits"])
 @pytest.mark.parametrize(
     ("case", "storage"),
-    [("llama", StorageKind.DENSE), ("llama", StorageKind.PAGED), ("gemma3", StorageKind.PAGED)],
-    ids=["llama-dense", "llama-paged", "gemma3-paged"],
+    [(case, storage) for case in ("llama", "gemma3") for storage in STORAGES],
+    ids=lambda value: value if isinstance(value, str) else value.value,
 )
 def test_a_step_that_raises_loses_nothing(load, case, storage, failing, part, monkeypatch):
     """Whatever part of a step fails, the same requests go on with the next one as if it had not happened."""

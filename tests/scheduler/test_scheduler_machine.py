@@ -125,10 +125,11 @@ class SchedulerMachine(RuleBasedStateMachine):
                 del self.live[request_id]
 
     def placement(self, step: ScheduledStep) -> set[tuple[int, int, int, int | None]]:
-        """(slot, group, absolute block, block id) of every sequence in the step."""
+        """(slot, group, absolute block, block id) of every paged sequence in the step; a dense one may start anew."""
         return {
             (row.slot, group, i, block_id)
             for row in step.batch.rows
+            if row.storage is StorageKind.PAGED
             for group in range(len(self.pool.groups))
             for i, block_id in enumerate(self.pool.table(SequenceHandle(row.slot, row.generation), group))
         }

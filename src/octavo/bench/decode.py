@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.bench.peers import PeerSpeed, llama_cpp_installed, run_llama_cpp
+from octavo.environment import child_environment
 from octavo.errors import EngineFault
 
 _PROMPT = "The capital of France is"
@@ -122,7 +123,7 @@ def _figures(runs: Sequence[PeerSpeed]) -> PeerFigures:
 def _generate(model: Path, flags: Sequence[str]) -> tuple[dict[str, Any], int]:
     """What `--json` printed, and the process's peak memory in bytes. Raises `EngineFault` with the child's error."""
     command = [sys.executable, "-c", _RUN, "generate", "--json", "--raw", "--ignore-eos", "-m", str(model), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise EngineFault(f"a measured process failed: {(done.stderr.splitlines() or ['no message'])[-1]}")
     answer, usage = done.stdout.splitlines()

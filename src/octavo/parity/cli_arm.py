@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
 
 from octavo.config import EngineConfig
 from octavo.engine.loaded_model import ModelPlan
+from octavo.environment import child_environment
 from octavo.parity.trace import Trace
-
-# Flags are given as arguments; a flag's variable in the user's environment must not change the arm.
-_KEPT = ("OCTAVO_MODELS", "OCTAVO_PAGED_ATTENTION_NATIVE", "OCTAVO_SDPA_DETERMINISTIC")
 
 
 def trace_cli(
@@ -36,9 +33,8 @@ def trace_cli(
     switches = ["--json", "--raw", "--ignore-eos", *(["--force"] if config.force else [])]
     command = [sys.executable, "-P", "-m", "octavo", "generate", *switches]
     command += [f"{flag}={value}" for flag, value in settings.items()]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("OCTAVO_") or k in _KEPT}
     done = subprocess.run(
-        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", check=False
+        command, env=child_environment(), stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", check=False
     )
     if done.returncode != 0:
         said = done.stderr.strip().rpartition("\n")[2]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo.cache.cache_pool import CachePool
 from octavo.cache.refusals import InvalidArgument
@@ -132,13 +132,18 @@ class Scheduler:
     def cancel(self, step: ScheduledStep) -> None:
         """Take `step` back because it failed to run. Its tokens keep their blocks for when they are scheduled again.
 
-        Whom it admitted stays admitted, so the next step may order and share out its rows differently.
+        Whom it admitted stays admitted, so the next step may order and share out its rows differently. A dense sequence
+        with windows starts anew after a chunk of several tokens: its ring may lack what the chunk would read again.
         Raises `InvalidArgument` if `step` is not the one that is out.
         """
         self._check_in_flight(step)
         self._in_flight = None
         for running, row in zip(self._still_running(step), step.batch.rows, strict=True):
-            if running is not None:
+            if running is None:
+                continue
+            if self._windowed_groups and row.storage is StorageKind.DENSE and row.start and row.num_tokens > 1:
+                self._restart(running)
+            else:
                 self._pool.rollback_append(running.handle, row.num_tokens)
 
     def finish(self, request_id: str, reason: FinishReason) -> None:
@@ -199,6 +204,12 @@ class Scheduler:
         running = self._running.pop(request_id)
         self._pool.release(running.handle)
         running.state.slot = None
+
+    def _restart(self, running: _Running) -> None:
+        """Have a running request computed again from its first token, in the slot and blocks it has."""
+        handle = self._pool.reset(running.handle)
+        self._running[running.state.request.request_id] = replace(running, handle=handle)
+        running.state.num_computed_tokens = 0
 
     def _row(self, running: _Running, num_tokens: int) -> StepRow:
         state, handle = running.state, running.handle
