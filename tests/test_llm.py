@@ -184,7 +184,7 @@ BAD_PROMPTS = {
     "text among ids": ([5, "x"], "5"),
     "a number": (5, "5"),
     "nothing": (None, "None"),
-    "bytes": (b"x", "b'x'"),
+    "bytes": (b"x", "of type bytes"),
     "too long": ([7] * 512, "512 tokens.*at most 511"),
     "an unpaired surrogate": ("a\ud800", "U\\+D800"),
 }
@@ -352,3 +352,24 @@ def test_another_thread_than_the_main_one_can_generate(llm):
     thread.start()
     thread.join()
     assert ids_of(results[0]) == ids_of(llm.generate(PROMPTS[0], GREEDY))
+
+
+def test_threads_share_one_engine_and_each_gets_its_own_answers(llm):
+    expected = [ids_of([output]) for output in llm.generate(PROMPTS, GREEDY)]
+    got = {}
+    failures = []
+
+    def work(number):
+        try:
+            got[number] = [ids_of(llm.generate(prompt, GREEDY)) for prompt in PROMPTS]
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert not failures
+    assert got == dict.fromkeys(range(4), expected)

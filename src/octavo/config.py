@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from octavo.errors import InvalidRequest
+from octavo.errors import InvalidRequest, shown
 
 BLOCK_SIZES = (16, 32, 64)
+MAX_COUNT = 2**31 - 1  # of tokens, sequences, blocks or threads
+_MAY_BE_ABSENT = ("max_context", "num_kv_blocks", "threads")
 StorageChoice = Literal["auto", "dense", "paged"]
 DtypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceChoice = Literal["auto", "cpu", "cuda"]
@@ -41,8 +43,12 @@ class EngineConfig:
         _choice("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
         _choice("device", self.device, ("auto", "cpu", "cuda"))
         _choice("weights", self.weights, ("auto", "full", "int8", "int4"))
-        if self.block_size not in BLOCK_SIZES:
-            raise InvalidRequest(f"block size is {self.block_size}; choose one of {', '.join(map(str, BLOCK_SIZES))}")
+        if type(self.block_size) is not int or self.block_size not in BLOCK_SIZES:
+            raise InvalidRequest(f"block size is {shown(self.block_size)}; choose one of {_listed(BLOCK_SIZES)}")
+        if not isinstance(self.kv_dtype, str):
+            raise InvalidRequest(f"kv dtype is {shown(self.kv_dtype)}; give auto, a codec, or k=NAME,v=NAME")
+        if not isinstance(self.force, bool):
+            raise InvalidRequest(f"force is {shown(self.force)}; it must be true or false")
         for name in (
             "max_context",
             "max_num_seqs",
@@ -52,10 +58,18 @@ class EngineConfig:
             "threads",
         ):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise InvalidRequest(f"{name.replace('_', ' ')} is {value!r}; it must be a whole number of at least 1")
+            if value is None and name in _MAY_BE_ABSENT:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_COUNT:
+                raise InvalidRequest(
+                    f"{name.replace('_', ' ')} is {shown(value)}; it must be a whole number from 1 to {MAX_COUNT}"
+                )
 
 
-def _choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+def _choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise InvalidRequest(f"{name} is {value!r}; choose one of {', '.join(allowed)}")
+        raise InvalidRequest(f"{name} is {shown(value)}; choose one of {_listed(allowed)}")
+
+
+def _listed(values: tuple[object, ...]) -> str:
+    return ", ".join(map(str, values))

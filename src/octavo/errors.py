@@ -38,3 +38,12 @@ class LoadError(OctavoError):
 
 class EngineFault(OctavoError):
     """A fault inside the engine; the affected request ends, others go on."""
+
+
+def shown(value: object) -> str:
+    """`value` for an error message: on one line and short, whatever it is."""
+    if isinstance(value, int) and abs(value) >= 10**20:
+        return f"a whole number of {value.bit_length()} bits"
+    if isinstance(value, str) and len(value) > 40:
+        return f"{value[:40]!r}…"
+    return repr(value) if isinstance(value, str | int | float | None) else f"of type {type(value).__name__}"

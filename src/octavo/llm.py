@@ -1,4 +1,4 @@
-"""The offline API: prompts in, finished texts out, or a stream of pieces. Synchronous, one thread."""
+"""The offline API: prompts in, finished texts out, or a stream of pieces. Synchronous."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from octavo.config import EngineConfig
 from octavo.engine.client import EngineClient, InProcessClient
 from octavo.engine.core import EngineCore, RequestTimes, StepEvent
 from octavo.engine.loaded_model import Progress, load_model, plan_model
-from octavo.errors import EngineFault, InvalidRequest
+from octavo.errors import EngineFault, InvalidRequest, shown
 from octavo.outputs import Completion, FinishReason, RequestOutput, TextDelta, Timings, TokenLogprobs, Usage
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
@@ -100,10 +100,12 @@ class LLM:
         if isinstance(prompt, str):
             return tuple(self.tokenizer.encode(prompt, parse_special=parse_special))
         if not _is_list(prompt):
-            raise InvalidRequest(f"a prompt is {prompt!r}; give text or a list of token ids")
+            raise InvalidRequest(f"a prompt is {shown(prompt)}; give text or a list of token ids")
         for token_id in prompt:
             if isinstance(token_id, bool) or not isinstance(token_id, int):
-                raise InvalidRequest(f"the prompt has {token_id!r} among its token ids; give text or whole numbers")
+                raise InvalidRequest(
+                    f"the prompt has {shown(token_id)} among its token ids; give text or whole numbers"
+                )
         return tuple(prompt)
 
     def generate(
@@ -198,7 +200,7 @@ def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
     known = EngineConfig.__dataclass_fields__
     for name in settings:
         if name not in known:
-            raise InvalidRequest(f"setting {name!r} is unknown; known are {', '.join(known)}")
+            raise InvalidRequest(f"setting {shown(name)} is unknown; known are {', '.join(known)}")
     return EngineConfig(**settings)
 
 
@@ -226,7 +228,7 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
     if not _is_list(prompts):
-        raise InvalidRequest(f"prompts are {prompts!r}; give text, a list of token ids, or a list of these")
+        raise InvalidRequest(f"prompts are {shown(prompts)}; give text, a list of token ids, or a list of these")
     if prompts and not any(isinstance(each, str) or _is_list(each) for each in prompts):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
@@ -234,7 +236,7 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 def _conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
     if not _is_list(messages):
-        raise InvalidRequest(f"messages are {messages!r}; give a list of messages, or a list of such lists")
+        raise InvalidRequest(f"messages are {shown(messages)}; give a list of messages, or a list of such lists")
     if not messages or isinstance(messages[0], Mapping):
         return [messages]  # type: ignore[list-item]
     return list(messages)  # type: ignore[arg-type]
@@ -246,7 +248,7 @@ def _per_prompt(params: SamplingParams | Sequence[SamplingParams] | None, count:
     if isinstance(params, SamplingParams):
         return [params] * count
     if not _is_list(params) or not all(isinstance(each, SamplingParams) for each in params):
-        raise InvalidRequest(f"sampling params are {params!r}; give SamplingParams, or a list of them")
+        raise InvalidRequest(f"sampling params are {shown(params)}; give SamplingParams, or a list of them")
     if len(params) != count:
         raise InvalidRequest(f"{len(params)} sampling params for {count} prompts; give one, or one for each")
     return list(params)

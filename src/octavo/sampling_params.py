@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from octavo.errors import InvalidRequest
+from octavo.errors import InvalidRequest, shown
 
 MAX_LOGPROBS = 100
 MAX_STOP_STRINGS = 16
@@ -47,7 +47,7 @@ class SamplingParams:
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", _items("stop_token_ids", self.stop_token_ids))
         if not isinstance(self.logit_bias, Mapping):
-            raise InvalidRequest(f"logit_bias must map token ids to numbers, got {_shown(self.logit_bias)}")
+            raise InvalidRequest(f"logit_bias must map token ids to numbers, got {shown(self.logit_bias)}")
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         if self.max_tokens is not None:
             _integer("max_tokens", self.max_tokens, 1, None)
@@ -67,16 +67,16 @@ class SamplingParams:
             raise InvalidRequest(f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS} are allowed")
         for text in self.stop:
             if not isinstance(text, str) or not text:
-                raise InvalidRequest(f"stop must hold non-empty strings, got {_shown(text)}")
+                raise InvalidRequest(f"stop must hold non-empty strings, got {shown(text)}")
             if len(text) > MAX_STOP_LENGTH:
                 raise InvalidRequest(f"a stop string has {len(text)} characters; at most {MAX_STOP_LENGTH} are allowed")
         for token_id in self.stop_token_ids:
             _integer("stop_token_ids", token_id, 0, None)
         for token_id, bias in self.logit_bias.items():
             _integer("logit_bias token id", token_id, 0, None)
-            _real(f"logit_bias[{_shown(token_id)}]", bias, -1e4, 1e4)
+            _real(f"logit_bias[{shown(token_id)}]", bias, -1e4, 1e4)
         if not isinstance(self.ignore_eos, bool):
-            raise InvalidRequest(f"ignore_eos must be true or false, got {_shown(self.ignore_eos)}")
+            raise InvalidRequest(f"ignore_eos must be true or false, got {shown(self.ignore_eos)}")
 
     @property
     def greedy(self) -> bool:
@@ -88,38 +88,29 @@ class SamplingParams:
             for token_id in ids:
                 if token_id >= vocab_size:
                     raise InvalidRequest(
-                        f"{name} names token id {_shown(token_id)}; the vocabulary has ids 0 to {vocab_size - 1}"
+                        f"{name} names token id {shown(token_id)}; the vocabulary has ids 0 to {vocab_size - 1}"
                     )
 
 
 def _items(name: str, values: object) -> tuple[object, ...]:
     if not isinstance(values, Iterable):
-        raise InvalidRequest(f"{name} must be a list, got {_shown(values)}")
+        raise InvalidRequest(f"{name} must be a list, got {shown(values)}")
     return tuple(values)
 
 
 def _integer(name: str, value: object, low: int, high: int | None) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequest(f"{name} must be a whole number, got {_shown(value)}")
+        raise InvalidRequest(f"{name} must be a whole number, got {shown(value)}")
     if value < low or (high is not None and value > high):
         bounds = f"at least {low}" if high is None else f"from {low} to {high}"
-        raise InvalidRequest(f"{name} is {_shown(value)}; it must be {bounds}")
+        raise InvalidRequest(f"{name} is {shown(value)}; it must be {bounds}")
 
 
 def _real(name: str, value: object, low: float, high: float, *, low_open: bool = False) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-        raise InvalidRequest(f"{name} must be a finite number, got {_shown(value)}")
+        raise InvalidRequest(f"{name} must be a finite number, got {shown(value)}")
     # Compared before any conversion to float, which a huge integer would overflow.
     if value < low or value > high or (low_open and value == low):
         raise InvalidRequest(
-            f"{name} is {_shown(value)}; it must be {'above' if low_open else 'at least'} {low:g} and at most {high:g}"
+            f"{name} is {shown(value)}; it must be {'above' if low_open else 'at least'} {low:g} and at most {high:g}"
         )
-
-
-def _shown(value: object) -> str:
-    """`value` for an error message: on one line and short, whatever it is."""
-    if isinstance(value, int) and abs(value) >= 10**20:
-        return f"a whole number of {value.bit_length()} bits"
-    if isinstance(value, str) and len(value) > 40:
-        return f"{value[:40]!r}…"
-    return repr(value) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Generator, Sequence
 from typing import Protocol
@@ -12,7 +13,7 @@ from octavo.request import Request
 
 
 class EngineClient(Protocol):
-    """Runs sets of requests, several at a time if their iterators are taken in turns. Used by one thread."""
+    """Runs sets of requests, several at a time if their iterators are taken in turns or by several threads."""
 
     def run(self, requests: Sequence[Request]) -> Generator[StepEvent]:
         """Queue `requests`, all or none, and yield their events as they happen, until each of them has ended.
@@ -24,10 +25,14 @@ class EngineClient(Protocol):
 
 
 class InProcessClient:
-    """Runs the engine's steps in the caller's own thread, as it takes events."""
+    """Runs the engine's steps in the caller's own thread, as it takes events.
+
+    Threads share the engine: whoever finds no event waiting runs the next step for all.
+    """
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
+        self._lock = threading.RLock()  # holds the engine and the table of inboxes
         self._inboxes: dict[str, deque[StepEvent]] = {}  # of every request that has not ended
 
     def run(self, requests: Sequence[Request]) -> Generator[StepEvent]:
@@ -36,29 +41,31 @@ class InProcessClient:
         mine: set[str] = set()
         try:
             for request in requests:
-                with HeldInterrupts():
+                with self._lock, HeldInterrupts():
                     self._core.add(request)
                     self._inboxes[request.request_id] = inbox
                     mine.add(request.request_id)
             while mine:
                 while not inbox:
-                    self._step()
+                    self._step(inbox)
                 event = inbox.popleft()
                 if event.delta.finish_reason is not None:
                     mine.remove(event.delta.request_id)
                 yield event
         finally:
-            with HeldInterrupts():
+            with self._lock, HeldInterrupts():
                 for request_id in mine:
                     self._inboxes.pop(request_id, None)
                     self._core.abort(request_id)
 
-    def _step(self) -> None:
-        """One step for all; each event goes to whoever runs its request."""
-        assert self._core.has_work, "a request was lost"
-        with HeldInterrupts() as interrupts:
+    def _step(self, inbox: deque[StepEvent]) -> None:
+        """One step for all, unless another thread's has filled `inbox`; each event goes to its request's inbox."""
+        with self._lock, HeldInterrupts() as interrupts:
+            if inbox:
+                return
+            assert self._core.has_work, "a request was lost"
             for event in self._core.step(interrupts.let_through):
                 request_id = event.delta.request_id
                 ended = event.delta.finish_reason is not None
-                inbox = self._inboxes.pop(request_id) if ended else self._inboxes[request_id]
-                inbox.append(event)
+                owner = self._inboxes.pop(request_id) if ended else self._inboxes[request_id]
+                owner.append(event)

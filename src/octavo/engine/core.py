@@ -18,7 +18,7 @@ from octavo.engine.loaded_model import LoadedModel
 from octavo.engine.model_runner import ModelRunner
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.sampler import Sampler, SampleResult, SamplerRow
-from octavo.errors import CapacityError, InvalidRequest, OctavoError
+from octavo.errors import CapacityError, InvalidRequest, OctavoError, shown
 from octavo.outputs import TextDelta, TokenLogprobs
 from octavo.request import Request, RequestState
 from octavo.scheduler.scheduler import ScheduledStep, Scheduler
@@ -109,7 +109,7 @@ class EngineCore:
         low, high = min(prompt), max(prompt)
         if low < 0 or high >= vocab_size:
             bad = low if low < 0 else high
-            raise InvalidRequest(f"the prompt has token id {bad}; the vocabulary has ids 0 to {vocab_size - 1}")
+            raise InvalidRequest(f"the prompt has token id {shown(bad)}; the vocabulary has ids 0 to {vocab_size - 1}")
         if len(prompt) >= self.max_context:
             raise self._too_long(len(prompt))
         request.params.check_vocabulary(vocab_size)
