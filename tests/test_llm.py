@@ -184,7 +184,7 @@ BAD_PROMPTS = {
     "text among ids": ([5, "x"], "5"),
     "a number": (5, "5"),
     "nothing": (None, "None"),
-    "bytes": (b"x", "of type bytes"),
+    "bytes": (b"x", "a bytes"),
     "too long": ([7] * 512, "512 tokens.*at most 511"),
     "an unpaired surrogate": ("a\ud800", "U\\+D800"),
 }

@@ -46,4 +46,4 @@ def shown(value: object) -> str:
         return f"a whole number of {value.bit_length()} bits"
     if isinstance(value, str) and len(value) > 40:
         return f"{value[:40]!r}…"
-    return repr(value) if isinstance(value, str | int | float | None) else f"of type {type(value).__name__}"
+    return repr(value) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
