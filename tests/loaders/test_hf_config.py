@@ -220,3 +220,38 @@ def test_end_ids_come_from_every_file_once_and_only_if_they_exist() -> None:
     config = read("llama", generation={"eos_token_id": [7, 9, 5000]}, eos_token_id=9, bos_token_id=1)
     assert config.eos_token_ids == (7, 9)
     assert config.bos_token_id == 1
+
+
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rope_parameters": {"rope_theta": 1e4}, "rope_scaling": LINEAR}, "'rope_parameters' and 'rope_scaling'"),
+        ({"rope_parameters": LINEAR | {"factor": 4.0}, "rope_scaling": LINEAR}, "'rope_parameters' and 'rope_scaling'"),
+        ({"rope_parameters": {"rope_theta": 1e4}, "rope_theta": 5e5}, r"10000\.0 and 'rope_theta' is 500000\.0"),
+        ({"rope_scaling": LINEAR | {"rope_theta": 1e4}, "rope_theta": 5e5}, r"10000\.0 and 'rope_theta' is 500000\.0"),
+        ({"rope_parameters": []}, "'rope_parameters'.*must be an object"),
+        ({"rope_scaling": []}, "'rope_scaling'.*must be an object"),
+        ({"rope_parameters": {"full_attention": [1], "sliding_attention": {}}}, "'full_attention'.*must be an object"),
+        ({"rope_scaling": LINEAR | {"type": "dynamic"}}, "'dynamic' is not supported"),
+        ({"rope_scaling": LINEAR | {"type": "yarn"}}, "'rope_type' is 'linear' and 'type' is 'yarn'"),
+        ({"rope_parameters": LINEAR, "rope_scaling": {"type": "dynamic"}}, "'dynamic' is not supported"),
+        ({"rope_parameters": {"full_attention": {}, "rope_type": "dynamic"}}, "'dynamic' is not supported"),
+    ],
+)
+def test_rotary_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(LoadError, match=message):
+        read("llama", **settings)
+
+
+def test_rotary_settings_given_twice_alike_are_read() -> None:
+    twice = read("llama", rope_parameters=LINEAR | {"rope_theta": 5e5}, rope_scaling=LINEAR, rope_theta=5e5)
+    assert twice == read("llama", rope_scaling=LINEAR, rope_theta=5e5)
+
+
+def test_contradicting_bases_of_sliding_layers_are_refused() -> None:
+    nested = {"full_attention": {}, "sliding_attention": {"rope_theta": 2e4}}
+    with pytest.raises(LoadError, match=r"sliding_attention\.rope_theta' is 20000\.0 and 'rope_local_base_freq'"):
+        read("gemma3_text", rope_parameters=nested, rope_local_base_freq=1e4)

@@ -16,7 +16,6 @@ from octavo.models.loaders.rope_config import rope_config
 _COMMON: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
-    "rope_theta": 10_000.0,
     "use_sliding_window": False,
     "sliding_window": 4096,
     "max_window_layers": 28,
@@ -36,10 +35,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
         "head_dim": 256,
         "tie_word_embeddings": True,
-        "rope_theta": 1_000_000.0,
         "query_pre_attn_scalar": 256,
     },
 }
+# Not among the above: a base frequency that is given is told from one that is not.
+THETA = 10_000.0
+GEMMA3_THETA = 1_000_000.0
 GEMMA3_LOCAL_THETA = 10_000.0
 GEMMA3_PATTERN = 6
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -90,7 +91,9 @@ def model_config(
     layers = layer_count(fields, "num_hidden_layers", num_tensors)
     heads = fields.integer("num_attention_heads")
     hidden = fields.integer("hidden_size")
-    rope = rope_config(fields, theta=fields.number("rope_theta"), local_theta=GEMMA3_LOCAL_THETA if gemma else None)
+    rope = rope_config(
+        fields, theta=GEMMA3_THETA if gemma else THETA, local_theta=GEMMA3_LOCAL_THETA if gemma else None
+    )
     layer_types, window = _layer_types(fields, model_type, layers)
     vocab_size = fields.integer("vocab_size")
     sources = (Fields(path, generation), outer, Fields(path, text))
