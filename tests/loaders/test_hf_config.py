@@ -147,7 +147,6 @@ def test_an_unknown_scaling_kind_is_refused_by_name(kind: str) -> None:
         ({"rope_scaling": {"rope_type": "llama3"} | LLAMA3 | {"high_freq_factor": 1.0}}, "high_freq_factor"),
         ({"rope_parameters": {"rope_theta": float("nan")}}, "rope_theta"),
         ({"partial_rotary_factor": 0.5}, "partial"),
-        ({"rope_scaling": []}, None),
         ({"rope_scaling": [1]}, "rope_scaling"),
         ({"hidden_size": -64}, "hidden_size"),
         ({"hidden_size": "64"}, "hidden_size"),
