@@ -130,6 +130,13 @@ def test_control_characters_never_reach_the_terminal() -> None:
     assert one_line("a\x1b[31mb\r\n\tc\x07\x9bd é 語") == "a[31mb cd é 語"
 
 
+def test_a_long_message_keeps_its_beginning_and_its_remedy() -> None:
+    line = one_line(f"model {'x' * 100_000} is unknown; octavo list names them")
+    assert len(line) == 500
+    assert line.startswith("model xxx") and " … " in line and line.endswith("x is unknown; octavo list names them")
+    assert one_line("y" * 500) == "y" * 500
+
+
 @pytest.mark.parametrize(
     ("flags", "name"),
     [(("-n", "--max-tokens"), "OCTAVO_MAX_TOKENS"), (("--chat/--raw",), "OCTAVO_CHAT"), (("--json",), "OCTAVO_JSON")],

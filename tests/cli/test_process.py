@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+from importlib.metadata import entry_points
+from pathlib import Path
 
 import pytest
 
@@ -127,3 +130,77 @@ def test_output_is_utf8_whatever_the_locale(model, expected):
         timeout=60,
     )
     assert (done.returncode, done.stdout) == (0, expected + b"\n")
+
+
+def shell(redirection: str, *arguments: object, **variables: str) -> subprocess.CompletedProcess[bytes]:
+    """The command under a shell's redirection; standard output and error are caught where that leaves them."""
+    return subprocess.run(
+        ["/bin/sh", "-c", f'exec "$@" {redirection}', "sh", *command(*arguments)],
+        env=environment(**variables),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def printing(model: Path) -> dict[str, tuple[object, ...]]:
+    """A command of each kind that prints."""
+    generate = ("generate", "-m", model, "-p", "x", "--raw", "--ignore-eos", "-n", "20")
+    return {
+        "text": generate,
+        "json": (*generate, "--json"),
+        "list": ("list", "--json"),
+        "inspect": ("inspect", model),
+        "help": ("generate", "--help"),
+        "version": ("--version",),
+    }
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["at the end", "in the middle"])
+@pytest.mark.parametrize("kind", ["text", "json", "list", "inspect", "help", "version"])
+def test_output_to_a_full_disk_is_one_plain_line(model, tmp_path, kind, unbuffered):
+    variables = {"PYTHONUNBUFFERED": unbuffered, "OCTAVO_MODELS": str(tmp_path)}
+    done = shell(">/dev/full", *printing(model)[kind], **variables)
+    notes = [line for line in done.stderr.decode().splitlines() if not line.startswith("octavo: llama (llama), ")]
+    assert done.returncode == 1
+    (line,) = notes
+    assert line.startswith("octavo: error: cannot write to standard output (No space left on device); ")
+
+
+@pytest.mark.parametrize("kind", ["text", "json", "list", "inspect", "help", "version"])
+def test_closed_output_is_refused_before_anything_is_loaded(model, kind):
+    done = shell(">&-", *printing(model)[kind])
+    assert done.returncode == 1
+    assert done.stderr == b"octavo: error: standard output is closed; leave it open or send it to a file\n"
+
+
+@pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-"])
+def test_the_answer_comes_whatever_becomes_of_standard_error(model, expected, redirection):
+    done = shell(redirection, "generate", "-m", model, "-p", "The harbour", "--raw", "--ignore-eos", "-n", "12")
+    assert (done.returncode, done.stdout, done.stderr) == (0, expected + b"\n", b"")
+    refused = shell(redirection, "generate", "-m", model, "-p", "", "--raw")
+    assert (refused.returncode, refused.stdout) == (2, b"")
+
+
+def test_an_interrupt_while_the_command_is_imported_ends_it_in_silence():
+    """Sent from within, by the first module that the entry asks for."""
+    code = """
+import os, signal, sys
+from octavo.cli import entry
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "octavo.cli.main":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+entry.run()
+"""
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, check=False, timeout=60)
+    assert done.returncode in (-signal.SIGINT, 130)
+    assert (done.stdout, done.stderr) == (b"", b"")
+
+
+def test_the_installed_command_begins_where_interrupts_are_quiet():
+    (script,) = entry_points(group="console_scripts", name="octavo")
+    assert script.value == "octavo.cli.entry:run"

@@ -19,8 +19,10 @@ from typing import NoReturn, Protocol, cast
 
 import typer
 
+from octavo.cli.streams import OutputError, send_nowhere
 from octavo.errors import OctavoError
 
+MAX_LINE = 500  # characters of a message
 EXIT_FAULT = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 128 + signal.SIGINT
@@ -49,8 +51,16 @@ _COMMAND_LINE_ERRORS = cast(
 
 
 def run_command(command: Callable[[], object]) -> NoReturn:
-    """Call `command` and end the process as the table above says. An unexpected exception goes to `report_fault`."""
+    """Call `command` and end the process as the table above says. An unexpected exception goes to `report_fault`.
+
+    With standard output closed it is not called: whatever it found out would be lost.
+    """
     sys.excepthook = report_fault
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as `entry` left it; from here on interrupts unwind
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if sys.stdout is None:
+        print_error("standard output is closed; leave it open or send it to a file")
+        sys.exit(EXIT_FAULT)
     sys.exit(exit_status_of(command))
 
 
@@ -61,6 +71,8 @@ def exit_status_of(command: Callable[[], object]) -> int:
             command()
         except typer.Exit as end:
             return _flushed(end.exit_code)
+        except OutputError as error:
+            return _report_output(error)
         except OctavoError as error:
             return _report(str(error), error.exit_status)
         except _COMMAND_LINE_ERRORS as error:
@@ -90,8 +102,15 @@ def print_error(message: str) -> None:
 
 
 def one_line(text: str) -> str:
-    """`text` with every run of whitespace made one space and other unprintable characters removed."""
-    return "".join(_printable(" ".join(text.split())))
+    """`text` with every run of whitespace made one space and other unprintable characters removed.
+
+    Of a text longer than `MAX_LINE` the middle is left out: a value may be long, and the remedy stands at the end.
+    """
+    line = "".join(_printable(" ".join(text.split())))
+    if len(line) <= MAX_LINE:
+        return line
+    head = MAX_LINE // 2
+    return f"{line[:head]} … {line[head + 3 - MAX_LINE :]}"
 
 
 def _printable(text: Iterable[str]) -> Iterator[str]:
@@ -132,18 +151,18 @@ def _flushed(status: int) -> int:
     except BrokenPipeError:
         return _silence_stdout(EXIT_BROKEN_PIPE)
     except OSError as error:
-        print_error(
-            f"cannot write to standard output ({error.strerror or error}); free some space or send it elsewhere"
-        )
-        return _silence_stdout(EXIT_FAULT)
+        return _report_output(error)
     return status
+
+
+def _report_output(error: OSError) -> int:
+    print_error(f"cannot write to standard output ({error.strerror or error}); free some space or send it elsewhere")
+    return _silence_stdout(EXIT_FAULT)
 
 
 def _silence_stdout(status: int) -> int:
     """Send what is still buffered nowhere, so that Python's own flush at exit does not complain a second time."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+    send_nowhere(sys.stdout.fileno())
     return status
 
 

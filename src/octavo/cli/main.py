@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
-from io import TextIOWrapper
 from typing import Annotated, NoReturn
 
 import typer
@@ -13,6 +12,7 @@ import typer
 import octavo
 from octavo.cli import bench, chat, generate, inspect, parity, store_commands
 from octavo.cli.errors import one_line, run_command
+from octavo.cli.streams import use_checked_streams
 
 app = typer.Typer(
     name="octavo",
@@ -49,7 +49,7 @@ def _root(
 
 def run(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command that `arguments` (default: the process's own) spell, and end the process."""
-    _use_utf8()
+    use_checked_streams()
     logging.getLogger("octavo").addHandler(PlainLines())
     run_command(lambda: invoke(sys.argv[1:] if arguments is None else arguments))
 
@@ -71,12 +71,3 @@ class PlainLines(logging.Handler):
         if sys.stderr is not None:
             line = one_line(record.getMessage())
             print(f"octavo: {record.levelname.lower()}: {line}", file=sys.stderr, flush=True)
-
-
-def _use_utf8() -> None:
-    """Output is UTF-8 whatever the locale, and names of files that are not UTF-8 come out as they are."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper) and stream.encoding.lower().replace("-", "") != "utf8":
-            stream.reconfigure(encoding="utf-8")
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="surrogateescape")
