@@ -134,6 +134,21 @@ def test_an_unknown_command_is_named_and_is_no_message(chat, expected):
     assert done.err == "/frobnicate is not a command; /help lists them\n"
 
 
+@pytest.mark.parametrize("line", ["/reset the counter please", "/exit the building", "/help me"])
+def test_a_command_that_takes_no_argument_does_nothing_with_one_and_says_so(chat, expected, line):
+    done = chat(f"Hello\n{line}\nAnd again\n")
+    assert done.out == lines(expected.answers("Hello", "And again"))
+    assert (
+        done.err.startswith(f"{line.split()[0]} takes no argument, so nothing was done") and done.err.count("\n") == 1
+    )
+
+
+@pytest.mark.parametrize("text", ["/exit", "/reset", "/frobnicate"])
+def test_a_command_between_quotes_is_a_message(chat, expected, text):
+    done = chat(f'Hello\n"""\n{text}\n"""\n')
+    assert (done.out, done.err) == (lines(expected.answers("Hello", text)), "")
+
+
 def test_help_lists_the_commands(chat):
     done = chat("/help\n")
     assert (done.status, done.out) == (0, "")

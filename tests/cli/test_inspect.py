@@ -84,7 +84,7 @@ def test_windows_are_shown_as_they_are_kept(octavo, tmp_path, storage, said):
 @pytest.mark.parametrize(
     ("arguments", "fragment"),
     [
-        (("--parallel", 0), "max num seqs is 0"),
+        (("--parallel", 0), "--parallel is 0; it must be at least 1"),
         (("--max-context", 5000), "1024"),
         (("--storage", "heap"), "'heap'"),
         (("--block-size", 17), "17"),

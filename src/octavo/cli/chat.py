@@ -10,7 +10,7 @@ import typer
 from octavo.cli import engine_options as flags
 from octavo.cli.errors import print_error
 from octavo.cli.generate import stream_to_stdout
-from octavo.cli.message_reader import is_interactive, read_message
+from octavo.cli.message_reader import Message, is_interactive, read_message
 from octavo.cli.options import option
 from octavo.errors import InvalidRequest, OctavoError
 from octavo.sampling_params import SamplingParams
@@ -24,6 +24,7 @@ HELP = """\
 /exit     leave (also Ctrl-D)
 A line that ends in a backslash goes on in the next one. Lines between two lines of three quotes are one message.
 Ctrl-C stops the answer; at the prompt it leaves."""
+_LEAVE = ("/exit", "/quit", "/bye")
 _ROOM = 64  # tokens that an answer must have room for before old turns are dropped
 
 
@@ -92,7 +93,7 @@ def converse(conversation: Conversation) -> int:
             message = read_message()
             if message is None:
                 break
-            if message.strip() and not conversation.handle(message):
+            if message.text.strip() and not conversation.handle(message):
                 return status
         except OctavoError as error:
             print_error(str(error))
@@ -119,10 +120,12 @@ class Conversation:
         self._system = system
         self._turns: list[dict[str, str]] = []
 
-    def handle(self, message: str) -> bool:
+    def handle(self, message: Message) -> bool:
         """Carry out a command, or answer a message; False to leave. Raises what makes a message impossible."""
-        command, _, argument = message.strip().partition(" ")
-        if command in ("/exit", "/quit", "/bye"):
+        command, _, argument = ("", "", "") if message.quoted else message.text.strip().partition(" ")
+        if argument and command in (*_LEAVE, "/help", "/reset"):
+            _note(f"{command} takes no argument, so nothing was done; for a message, put it between lines of quotes")
+        elif command in _LEAVE:
             return False
         if command == "/help":
             _note(HELP)
@@ -132,10 +135,10 @@ class Conversation:
         elif command == "/system":
             self._system, self._turns = argument or None, []
             _note("the system message was set and the conversation forgotten" if argument else "no system message now")
-        elif command.startswith("/") and command[1:].isalpha() and "\n" not in message:
+        elif command.startswith("/") and command[1:].isalpha() and "\n" not in message.text:
             _note(f"{command} is not a command; /help lists them")
         else:
-            self._answer(message)
+            self._answer(message.text)
         return True
 
     def _answer(self, message: str) -> None:

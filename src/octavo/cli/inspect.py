@@ -9,6 +9,7 @@ import typer
 
 from octavo.cli import engine_options as flags
 from octavo.cli.options import option
+from octavo.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from octavo.engine.loaded_model import ModelPlan
@@ -30,6 +31,8 @@ def inspect(
     as_json: flags.AsJson = False,
 ) -> None:
     """Print what a model is and what it will take, without reading its weights."""
+    if parallel < 1:
+        raise InvalidRequest(f"--parallel is {parallel}; it must be at least 1")
     from octavo.engine.loaded_model import plan_model
     from octavo.store import TerminalProgress, resolve_model
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 
 from octavo.cli.prompt import decode
 from octavo.errors import InvalidRequest
@@ -12,12 +13,20 @@ _QUOTES = '"""'
 _FIRST, _NEXT = "> ", "… "
 
 
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What was typed. `quoted` is true of lines between quotes, which are never a command."""
+
+    text: str
+    quoted: bool = False
+
+
 def is_interactive() -> bool:
     """Whether a person types at a terminal."""
     return sys.stdin is not None and sys.stdin.isatty()
 
 
-def read_message() -> str | None:
+def read_message() -> Message | None:
     """The next message from standard input, of several lines where the user says so; None at its end.
 
     What was begun when the input ends is a message too. Raises `InvalidRequest` for a line that is not UTF-8, and
@@ -27,11 +36,11 @@ def read_message() -> str | None:
     if line is None:
         return None
     if line.strip() == _QUOTES:
-        return _until_quotes()
+        return Message(_until_quotes(), quoted=True)
     while line.endswith("\\"):
         more = _read_line(_NEXT)
         line = line[:-1] + ("" if more is None else "\n" + more)
-    return line
+    return Message(line)
 
 
 def _until_quotes() -> str:
