@@ -203,6 +203,16 @@ def test_tied_with_and_without_a_duplicated_head_uses_the_embedding(tmp_path: Pa
         assert "lm_head.weight" not in checkpoint
 
 
+def test_a_stored_head_that_differs_from_the_embedding_is_used_though_called_tied(tmp_path: Path) -> None:
+    model = save_hf(tmp_path, "llama", tie_word_embeddings=True)
+    head = model.state_dict()["model.embed_tokens.weight"].clone()
+    head[-1, -1] += 1
+    rewrite_tensors(tmp_path, lambda tensors: tensors | {"lm_head.weight": head})
+    checkpoint = open_checkpoint(tmp_path)
+    assert not checkpoint.config.tie_word_embeddings
+    assert torch.equal(checkpoint.tensor("lm_head.weight").dequantize(), head)
+
+
 def test_untied_uses_its_own_head_and_is_refused_without_one(llama: Path) -> None:
     checkpoint = open_checkpoint(llama)
     head = load_file(llama / "model.safetensors")["lm_head.weight"]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from octavo.errors import LoadError
 from octavo.layers.quant_tensor import QuantTensor
@@ -20,6 +23,8 @@ from octavo.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
+# Compared at a time: the first difference ends it, and no workspace is as large as a head.
+COMPARE_BYTES = 1 << 20
 INDEX = "model.safetensors.index.json"
 # Stored prefixes of a multimodal model's language part, longest first, and what they are canonically.
 _LANGUAGE_PREFIXES = (
@@ -40,7 +45,10 @@ class DirectoryCheckpoint(TensorTable):
 
     @classmethod
     def open(cls, path: Path) -> DirectoryCheckpoint:
-        """Raises `LoadError`; maps every shard and checks every tensor, but reads no weights."""
+        """Raises `LoadError`; maps every shard and checks every tensor.
+
+        Reads no weights, but for a head that is stored although the config calls it tied.
+        """
         settings = read_json(path / "config.json")
         generation_path = path / "generation_config.json"
         generation = read_json(generation_path) if generation_path.exists() else {}
@@ -49,8 +57,13 @@ class DirectoryCheckpoint(TensorTable):
             path / "config.json", settings, generation, len(stored), has_lm_head="lm_head.weight" in stored
         )
         if config.tie_word_embeddings:
-            # A copy of the embedding that some writers leave in; the config says which of the two counts.
-            stored = {name: array for name, array in stored.items() if not name.startswith("lm_head.")}
+            if _same_parts(_parts(stored, "lm_head."), _parts(stored, "model.embed_tokens.")):
+                # A copy of the embedding that some writers leave in.
+                stored = {name: array for name, array in stored.items() if not name.startswith("lm_head.")}
+            else:
+                # Trained apart from the embedding, whatever the config says; transformers uses it too.
+                logger.info("%s: the stored head differs from the embedding and is used, though called tied", path)
+                config = replace(config, tie_word_embeddings=False)
         tensors = _tensors(path, stored, _quantization(path, settings))
         check_tensors(path, config, {name: tensor.shape for name, tensor in tensors.items()})
         return cls(path, config, tensors)
@@ -135,6 +148,26 @@ def canonical_name(name: str) -> str:
         if name.startswith(prefix):
             return replacement + name.removeprefix(prefix)
     return name
+
+
+def _parts(stored: Mapping[str, StoredArray], module: str) -> dict[str, StoredArray]:
+    """A module's arrays: its weight, and in MLX files its scales and biases."""
+    return {name.removeprefix(module): array for name, array in stored.items() if name.startswith(module)}
+
+
+def _same_parts(head: Mapping[str, StoredArray], embedding: Mapping[str, StoredArray]) -> bool:
+    """Whether every array of `head` (there may be none) is byte for byte that of `embedding`."""
+    return all(name in embedding and _same_array(array, embedding[name]) for name, array in head.items())
+
+
+def _same_array(left: StoredArray, right: StoredArray) -> bool:
+    if (left.dtype, left.shape) != (right.dtype, right.shape):
+        return False
+    starts = range(0, len(left.data), COMPARE_BYTES)
+    return all(
+        np.array_equal(left.data[start : start + COMPARE_BYTES], right.data[start : start + COMPARE_BYTES])
+        for start in starts
+    )
 
 
 def _quantization(path: Path, settings: Mapping[str, Any]) -> MLXQuantization | None:
