@@ -67,6 +67,7 @@ class HubRepo:
     tags: tuple[str, ...] = ()
     gated: bool = False
     announced_sha256: dict[str, str] = field(default_factory=dict)
+    info: bytes | None = None  # sent instead of the description
 
     @property
     def commit(self) -> str:
@@ -147,7 +148,7 @@ class FakeHub:
         info = {"id": name, "modelId": name, "sha": repo.commit, "siblings": siblings, "tags": list(repo.tags)}
         if repo.card:
             info["cardData"] = repo.card
-        content = json.dumps(info).encode()
+        content = json.dumps(info).encode() if repo.info is None else repo.info
         self._send(request, 200, {"Content-Type": "application/json"}, content, body=True)
 
     def _answer_resolve(self, request: BaseHTTPRequestHandler, name: str, file: str, body: bool) -> None:

@@ -172,6 +172,33 @@ def test_a_hub_that_is_out_of_reach_is_one_line_with_the_remedy(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"<html>log in</html>",
+        b"",
+        b"null",
+        b"[]",
+        b"7",
+        b"{}",
+        b"[" * 100_000,
+        b'{"id": "owner/name", "siblings": 3}',
+        b'{"id": "owner/name", "siblings": [7]}',
+        b'{"id": "owner/name", "siblings": [{"rfilename": "m-Q4_0.gguf", "size": "large"}]}',
+        b'{"id": "owner/name", "siblings": [{"rfilename": "m-Q4_0.gguf", "size": 1}], "tags": [1]}',
+    ],
+)
+def test_an_answer_that_no_hub_gives_is_one_line_that_names_the_endpoint(
+    hub: FakeHub, models: Path, progress: RecordingProgress, answer: bytes
+) -> None:
+    hub.repos["owner/name"] = gguf_repo(info=answer)
+    with pytest.raises(
+        LoadError, match=r"HF_ENDPOINT, http://127\.0\.0\.1:\d+, answered for owner/name:Q4_0"
+    ) as caught:
+        resolve_model("owner/name:Q4_0", progress=progress)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:80", "ftp://host", "http://"])
 def test_an_endpoint_that_is_no_url_is_refused(
     hub: FakeHub, models: Path, progress: RecordingProgress, monkeypatch: pytest.MonkeyPatch, endpoint: str

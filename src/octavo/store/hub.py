@@ -64,8 +64,10 @@ def fetch_from_hub(reference: HubReference, root: Path, progress: Progress) -> M
     """
     endpoint = _endpoint()
     with _one_line_errors(reference), _quiet_hub():
-        info = HfApi(endpoint=endpoint).model_info(reference.repo, files_metadata=True, timeout=TIMEOUT_SECONDS)
-        files = {file.name: file for file in _remote_files(info)}
+        with _expected_answer(reference, endpoint):
+            info = HfApi(endpoint=endpoint).model_info(reference.repo, files_metadata=True, timeout=TIMEOUT_SECONDS)
+            files = {file.name: file for file in _remote_files(info)}
+            licence = _licence_line(reference, info)
         selection = select_files(reference, list(files))
         fetch = HubFetch(reference, [files[name] for name in selection.files], info.sha, endpoint, root)
         make_directory(root)
@@ -73,7 +75,7 @@ def fetch_from_hub(reference: HubReference, root: Path, progress: Progress) -> M
         progress.note(f"fetching {reference} ({format_size(fetch.total)}) from the Hugging Face hub")
         with progress.bar(str(reference), fetch.total, fetch.bytes_done):
             fetch.run()
-    return _manifest(reference, selection, info)
+    return _manifest(reference, selection, info.sha, licence)
 
 
 class HubFetch:
@@ -138,20 +140,26 @@ def repository_directory(root: Path, reference: HubReference) -> Path:
 
 
 def _remote_files(info: ModelInfo) -> list[RemoteFile]:
-    return [
+    """Raises `TypeError` where a name or size is none."""
+    files = [
         RemoteFile(sibling.rfilename, sibling.size or 0, sibling.lfs.sha256 if sibling.lfs else None)
         for sibling in info.siblings or []
     ]
+    for file in files:
+        # What the server sent was checked by nobody.
+        if not isinstance(file.name, str) or not isinstance(file.size, int) or file.size < 0:
+            raise TypeError(f"file {file.name!r} of size {file.size!r}")
+    return files
 
 
-def _manifest(reference: HubReference, selection: Selection, info: ModelInfo) -> Manifest:
+def _manifest(reference: HubReference, selection: Selection, commit: str | None, licence: str) -> Manifest:
     directory = f"hub/{reference.repo}"
     return Manifest(
         name=str(reference),
         entry=directory if selection.entry == "." else f"{directory}/{selection.entry}",
         files=tuple(f"{directory}/{file}" for file in selection.files),
-        source=f"Hugging Face hub: {reference.repo} at {info.sha}",
-        licence=_licence_line(reference, info),
+        source=f"Hugging Face hub: {reference.repo} at {commit}",
+        licence=licence,
     )
 
 
@@ -172,6 +180,21 @@ def _endpoint() -> str | None:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise LoadError(f"HF_ENDPOINT is {endpoint!r}; it must be a URL such as http://127.0.0.1:8080")
     return endpoint.rstrip("/")
+
+
+@contextmanager
+def _expected_answer(reference: HubReference, endpoint: str | None) -> Iterator[None]:
+    """Turn what the parsing of an answer raises when that is not a hub's (a login page, say) into a `LoadError`."""
+    try:
+        yield
+    except (HFValidationError, HfHubHTTPError, OSError):
+        raise  # told by `_one_line_errors`; some of them are ValueErrors too
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        server = f"HF_ENDPOINT, {endpoint}," if endpoint else "the hub"
+        raise LoadError(
+            f"{server} answered for {reference} with something else than a model's description "
+            f"({_first_line(error)}); check that HF_ENDPOINT names a hub, and that no proxy answers in its place"
+        ) from error
 
 
 @contextmanager
