@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from octavo.outputs import FinishReason, TokenLogprobs
+from octavo.outputs import FinishReason
 from octavo.sampling_params import SamplingParams
 
 
@@ -24,16 +24,15 @@ class Request:
 
 @dataclass(slots=True)
 class RequestState:
-    """A request's progress. Owned and mutated by the engine's thread only.
+    """A request's progress. Mutated by the scheduler only.
 
-    "There is no prefill or decode phase": a request catches up on `num_computed_tokens` until it equals
-    `num_tokens`; when it does, the step samples one more token.
+    A request catches up on `num_computed_tokens` until it equals `num_tokens`; when it does, the step samples one
+    more token.
     """
 
     request: Request
     max_total_tokens: int
     output_token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_computed_tokens: int = 0
     slot: int | None = None
     finish_reason: FinishReason | None = None

@@ -87,15 +87,15 @@ def bench_decode(
     """
     first, decode, prefill, peak = [], [], [], []
     peer_runs: list[PeerSpeed] = []
-    long_prompt = "word " * prompt_tokens
+    long_prompt = " ".join(["word"] * prompt_tokens)
     for run in range(repeats):
         on_run(run)
         started = time.perf_counter()
-        _generate(model, [*flags, "-n", "1", "-p", _PROMPT])
+        _generate(model, [*flags, "-n", "1"], _PROMPT)
         first.append(time.perf_counter() - started)
-        short, _ = _generate(model, [*flags, "-n", str(new_tokens), "-p", _PROMPT])
+        short, _ = _generate(model, [*flags, "-n", str(new_tokens)], _PROMPT)
         decode.append(short["timings"]["decode_tps"])
-        answer, bytes_used = _generate(model, [*flags, "-n", "2", "-p", long_prompt])
+        answer, bytes_used = _generate(model, [*flags, "-n", "2"], long_prompt)
         prefill.append(answer["timings"]["prefill_tps"])
         counted = answer["usage"]["prompt_tokens"]
         peak.append(bytes_used / (1 << 20))
@@ -120,10 +120,10 @@ def _figures(runs: Sequence[PeerSpeed]) -> PeerFigures:
     return PeerFigures(Spread.of([run.decode_tps for run in runs]), Spread.of([run.prefill_tps for run in runs]))
 
 
-def _generate(model: Path, flags: Sequence[str]) -> tuple[dict[str, Any], int]:
+def _generate(model: Path, flags: Sequence[str], prompt: str) -> tuple[dict[str, Any], int]:
     """What `--json` printed, and the process's peak memory in bytes. Raises `EngineFault` with the child's error."""
     command = [sys.executable, "-c", _RUN, "generate", "--json", "--raw", "--ignore-eos", "-m", str(model), *flags]
-    done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(command, input=prompt, env=child_environment(), capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise EngineFault(f"a measured process failed: {(done.stderr.splitlines() or ['no message'])[-1]}")
     answer, usage = done.stdout.splitlines()

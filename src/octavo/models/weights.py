@@ -65,9 +65,11 @@ class WeightSource:
         embed = "model.embed_tokens.weight"
         shards = [self._checkpoint.tensor(embed if tied else "lm_head.weight")]
         head = self._pack(shards, self._routes.fallback)
-        self._on_bytes(shards[0].num_bytes)
         if tied and isinstance(head, DenseWeight):
+            self._on_bytes(shards[0].num_bytes)
             return Embedding(head.weight, scale=scale), Head(head)
+        if not tied:  # a tied table is counted below
+            self._on_bytes(shards[0].num_bytes)
         return Embedding(self._tensor(embed, self.dtype), scale=scale), Head(head)
 
     def _accepted(self, shards: Sequence[QuantTensor], route: LinearRoute) -> LinearRoute:
