@@ -195,3 +195,23 @@ def test_starting_the_command_imports_neither_torch_nor_the_hub() -> None:
     code = f"import sys, octavo.cli.main; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="file names have no control characters there")
+def test_control_characters_of_file_names_and_licences_never_reach_the_terminal(models: Path) -> None:
+    name = "a\x1b[2J\nb  c.gguf"
+    (models / name).write_bytes(b"GGUF")
+    records = models / ".octavo" / "manifests"
+    records.mkdir(parents=True)
+    file = ALIASES["gemma3"].file_name
+    (models / file).write_bytes(b"")
+    os.truncate(models / file, ALIASES["gemma3"].size)
+    manifest = {"name": "gemma3", "entry": file, "files": [file], "source": "s", "licence": "free\x1b[31m\nnot"}
+    (records / "gemma3.json").write_text(json.dumps(manifest))
+    listed = run("list", models=models)
+    pulled = run("pull", "gemma3", models=models)
+    removed = run("rm", name, models=models)
+    assert "a?[2J?b  c.gguf" in listed.stdout
+    assert "licence: free?[31m?not\n" in pulled.stdout
+    assert removed.stdout == "removed a?[2J?b  c.gguf (4 B)\n"
+    assert ESCAPE not in listed.stdout + pulled.stdout + removed.stdout

@@ -5,7 +5,7 @@ Owns the models directory; knows nothing of what is inside a model file.
 
 from octavo.store.library import StoredModel, list_models, pull_model, resolve_model
 from octavo.store.models_dir import models_dir
-from octavo.store.progress import Progress, SilentProgress, TerminalProgress
+from octavo.store.progress import Progress, SilentProgress, TerminalProgress, shown
 from octavo.store.removal import remove_model
 
 __all__ = [
@@ -18,4 +18,5 @@ __all__ = [
     "pull_model",
     "remove_model",
     "resolve_model",
+    "shown",
 ]

@@ -37,12 +37,20 @@ class TerminalProgress:
 
     def note(self, line: str) -> None:
         if sys.stderr is not None:
-            print(line, file=sys.stderr, flush=True)
+            print(shown(line), file=sys.stderr, flush=True)
 
     def bar(self, label: str, total: int, done: Callable[[], int]) -> AbstractContextManager[None]:
         if draws_bars():
             return _rich_bar(label, total, done)
         return nullcontext()
+
+
+def shown(text: str) -> str:
+    """`text` as one line that is safe to print: a terminal would obey control characters of a file name or licence.
+
+    Each of them, and each byte that is no UTF-8, becomes a question mark.
+    """
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def draws_bars() -> bool:
@@ -65,7 +73,7 @@ def _rich_bar(label: str, total: int, done: Callable[[], int]) -> Iterator[None]
         TimeRemainingColumn(),
     )
     with RichProgress(*columns, console=Console(stderr=True), auto_refresh=False) as progress:
-        task = progress.add_task(label, total=total)
+        task = progress.add_task(shown(label), total=total)
 
         def draw() -> None:
             progress.update(task, completed=min(done(), total), refresh=True)
