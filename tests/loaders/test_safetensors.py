@@ -186,6 +186,19 @@ def test_a_directory_that_is_no_model_and_a_single_file_of_one_are_refused(llama
         open_checkpoint(llama / "model.safetensors")
 
 
+@pytest.mark.parametrize("method", ["is_dir", "exists", "iterdir"])
+def test_a_directory_that_may_not_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", "something below")
+
+    monkeypatch.setattr(Path, method, refuse)
+    path = tmp_path if method == "iterdir" else tmp_path / "model"
+    with pytest.raises(LoadError, match=rf"{path.name}: cannot be read \(Permission denied\)"):
+        open_checkpoint(path)
+
+
 @pytest.mark.parametrize("content", ["{", "[]", '{"model_type": 7}'])
 def test_a_broken_configuration_is_refused(llama: Path, content: str) -> None:
     (llama / "config.json").write_text(content)

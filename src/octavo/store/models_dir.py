@@ -49,6 +49,15 @@ def make_directory(directory: Path) -> None:
         ) from error
 
 
+def refuse_other_than_directory(root: Path) -> None:
+    """Raise `LoadError` if `root` is something else than a directory, or could not become one where it is to lie."""
+    nearest = next((path for path in (root, *root.parents) if os.path.lexists(path)), root)
+    if os.path.lexists(nearest) and not nearest.is_dir():
+        raise LoadError(
+            f"cannot use {root} ({nearest} is not a directory); set OCTAVO_MODELS to a directory for models"
+        )
+
+
 def ensure_room(directory: Path, needed: int, what: str) -> None:
     """Raise `LoadError` with both numbers if `directory`'s disk has fewer than `needed` bytes free."""
     free = shutil.disk_usage(directory).free

@@ -16,11 +16,16 @@ FORMS = (
 
 
 def local_path(name: str) -> Path | None:
-    """The existing file or directory that `name` is the path of, else None."""
+    """The existing file or directory that `name` is the path of, else None. One that may not be looked at exists."""
     try:
         path = Path(name).expanduser()
+    except RuntimeError:  # the home of a user who does not exist
+        return None
+    try:
         return path if name and path.exists() else None
-    except (OSError, RuntimeError):  # too long for a path, or the home of a user who does not exist
+    except PermissionError:
+        return path  # whoever opens it says so, and names it
+    except (OSError, ValueError):  # too long for a path, or with a null character
         return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -43,12 +44,23 @@ def _incomplete(root: Path, name: str) -> StoredModel | None:
 
 
 def _nothing_to_remove(root: Path, name: str) -> InvalidRequest:
-    if looks_like_path(name) and not _canonical(Path(name)).is_relative_to(root.resolve()):
+    inside = _canonical(root / name)  # `name` itself if it is absolute
+    if not name or inside.parent != root.resolve() or not os.path.lexists(inside):
+        inside = _canonical(Path(name))
+    if inside.is_relative_to(root.resolve()) and inside != root.resolve() and os.path.lexists(inside):
+        return InvalidRequest(f"{inside} is {_what(inside)}, no model that `octavo list` shows; delete it by hand")
+    if looks_like_path(name) and Path(name).name != name and not inside.is_relative_to(root.resolve()):
         return InvalidRequest(
             f"{name} lies outside the models directory {root}; `octavo rm` removes only what `octavo list` shows"
         )
     names = ", ".join(model.name for model in list_models()) or "none"
     return InvalidRequest(f"no model {name!r} in {root}; there are: {names}")
+
+
+def _what(path: Path) -> str:
+    if path.is_symlink() and not path.exists():
+        return f"a link to {os.readlink(path)}, which does not exist"
+    return "a directory without config.json" if path.is_dir() else "a file other than .gguf"
 
 
 def _delete(root: Path, model: StoredModel) -> None:

@@ -19,9 +19,13 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
     Reads headers and configuration only. Raises `LoadError` naming the file, what is wrong and what is supported.
     """
-    if path.is_dir():
-        return _open_directory(path)
-    if not path.exists():
+    try:
+        if path.is_dir():
+            return _open_directory(path)
+        exists = path.exists()
+    except OSError as error:
+        raise LoadError(f"{path}: cannot be read ({error.strerror or error}); check permissions") from error
+    if not exists:
         raise LoadError(f"{path}: no such file or directory; give {FORMATS}")
     if path.suffix in (".safetensors", ".json"):
         raise LoadError(f"{path}: is one file of a directory; give the directory, {path.parent}")
