@@ -136,7 +136,13 @@ def test_of_a_link_only_the_link_is_removed(tmp_path: Path, models: Path) -> Non
 
 @pytest.mark.parametrize(
     "content",
-    ["{", "[]", '{"name": "x"}', '{"name": "x", "entry": "../../x", "files": [], "source": "", "licence": ""}'],
+    [
+        "{",
+        "[]",
+        "[" * 100_000,
+        '{"name": "x"}',
+        '{"name": "x", "entry": "../../x", "files": [], "source": "", "licence": ""}',
+    ],
 )
 def test_a_damaged_manifest_is_named_with_the_remedy(models: Path, content: str) -> None:
     manifest = models / ".octavo" / "manifests" / "owner%2fname.json"

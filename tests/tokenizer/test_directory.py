@@ -144,11 +144,17 @@ def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=r"tokenizer.json is not a readable tokenizer.json"):
         Tokenizer.from_directory(tmp_path)
     save(tmp_path, byte_level())
-    (tmp_path / "tokenizer_config.json").write_text("[1", encoding="utf-8")
-    with pytest.raises(LoadError, match=r"tokenizer_config.json is not readable JSON"):
-        Tokenizer.from_directory(tmp_path)
+    for broken in ("[1", "[" * 100_000):
+        (tmp_path / "tokenizer_config.json").write_text(broken, encoding="utf-8")
+        with pytest.raises(LoadError, match=r"tokenizer_config.json is not readable JSON"):
+            Tokenizer.from_directory(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("[1]", encoding="utf-8")
     with pytest.raises(LoadError, match=r"holds list, not an object"):
+        Tokenizer.from_directory(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": [7, {"name": [], "template": "x"}]}')
+    assert Tokenizer.from_directory(tmp_path)
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(LoadError, match=r"chat_template.jinja is not readable text"):
         Tokenizer.from_directory(tmp_path)
 
 

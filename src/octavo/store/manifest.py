@@ -73,7 +73,7 @@ def _parse(path: Path) -> Manifest:
         fields = json.loads(path.read_text(encoding="utf-8"))
         manifest = Manifest(**{**fields, "files": tuple(fields["files"])})
         paths = [PurePosixPath(file) for file in (manifest.entry, *manifest.files)]
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise LoadError(f"{path} is damaged ({error}); remove that file and pull the model again") from error
     # A record is followed by `octavo rm`, so it must not be able to lead out of the models directory.
     if any(file.is_absolute() or ".." in file.parts for file in paths):

@@ -128,7 +128,7 @@ class Assembly:
         """The recorded parts, as far as they are a prefix of the model's parts and lie in the partial file."""
         try:
             recorded = [JoinedPart(**fields) for fields in json.loads(self._record.read_text(encoding="utf-8"))]
-        except (FileNotFoundError, ValueError, TypeError):
+        except (FileNotFoundError, ValueError, TypeError, RecursionError):
             return []  # never begun, or damaged: begin anew
         size = bytes_below(self._partial)
         joined: list[JoinedPart] = []

@@ -116,11 +116,18 @@ def _read_json(file: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise LoadError(f"{file} is not readable JSON: {error}; fetch it again") from error
     if not isinstance(content, dict):
         raise LoadError(f"{file} holds {type(content).__name__}, not an object; fetch it again")
     return content
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise LoadError(f"{file} is not readable text: {error}; fetch it again") from error
 
 
 def _token_content(entry: Any) -> str | None:
@@ -200,10 +207,15 @@ def _chat_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
     if isinstance(configured, str):
         templates["default"] = configured
     elif isinstance(configured, list):
-        templates |= {entry["name"]: entry["template"] for entry in configured if {"name", "template"} <= entry.keys()}
+        named = [entry for entry in configured if isinstance(entry, dict)]
+        templates |= {
+            entry["name"]: entry["template"]
+            for entry in named
+            if isinstance(entry.get("name"), str) and isinstance(entry.get("template"), str)
+        }
     for file in sorted(path.glob("additional_chat_templates/*.jinja")):
-        templates[file.stem] = file.read_text(encoding="utf-8")
+        templates[file.stem] = _read_text(file)
     own = path / "chat_template.jinja"
     if own.is_file():
-        templates["default"] = own.read_text(encoding="utf-8")
+        templates["default"] = _read_text(own)
     return templates
