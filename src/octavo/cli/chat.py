@@ -127,7 +127,7 @@ class Conversation:
             _note(f"{command} takes no argument, so nothing was done; for a message, put it between lines of quotes")
         elif command in _LEAVE:
             return False
-        if command == "/help":
+        elif command == "/help":
             _note(HELP)
         elif command == "/reset":
             self._turns = []
