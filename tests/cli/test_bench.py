@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -17,6 +18,15 @@ def test_figures_come_with_their_spread_as_json(octavo, model):
     for name in FIGURES:
         spread = found[name]
         assert 0 < spread["low"] <= spread["median"] <= spread["high"]
+
+
+def test_a_table_without_a_peer_that_is_not_installed(octavo, gguf, monkeypatch):
+    monkeypatch.setitem(sys.modules, "xllamacpp", None)
+    done = octavo("bench", "decode", "-m", gguf, "--repeats", 1, "--prompt-tokens", 20, "--new-tokens", 5)
+    assert (done.status, done.err) == (0, "run 1 of 1\n")
+    head, *rows = done.out.splitlines()
+    assert head.startswith("llama.gguf, ") and head.endswith("median of 1 (least to most)")
+    assert [row.split(",")[0].split("  ")[0] for row in rows] == ["first token", "decode", "prefill", "peak memory"]
 
 
 @pytest.mark.parametrize(
