@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import itertools
 import json
 import os
@@ -255,6 +256,7 @@ class Terminal:
 
         self._ours, self._theirs = pty.openpty()
         self.shown = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a read may end within a character
         # The shell leads a session of its own, so that the terminal it opens becomes the one that controls it.
         self.process = subprocess.Popen(
             ["/bin/sh", "-c", 'exec "$@" <"$TTY" >"$TTY" 2>&1', "sh", *command(*arguments)],
@@ -277,7 +279,7 @@ class Terminal:
         return before
 
     def read(self) -> None:
-        self.shown += os.read(self._ours, 4096).decode(errors="replace")
+        self.shown += self._decoder.decode(os.read(self._ours, 4096))
 
     def status(self) -> int:
         return self.process.wait(timeout=60)
