@@ -61,8 +61,9 @@ class EngineConfig:
             if value is None and name in _MAY_BE_ABSENT:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_COUNT:
+                bounds = f"at least 1, at most {MAX_COUNT}"
                 raise InvalidRequest(
-                    f"{name.replace('_', ' ')} is {shown(value)}; it must be a whole number from 1 to {MAX_COUNT}"
+                    f"{name.replace('_', ' ')} is {shown(value)}; it must be a whole number of {bounds}"
                 )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from octavo.cli.options import list_option, option, texts
@@ -62,27 +61,25 @@ def load_weights(model: str | None, config: EngineConfig) -> LoadedModel:
 
     path = resolve_model(model, progress=TerminalProgress())
     plan = plan_model(path, config)
-    with loading_bar(path) as progress:
+    with loading_bar(plan) as progress:
         loaded = load_model(plan, config, progress)
     print(f"octavo: {describe(plan, loaded.weight_routes)}", file=sys.stderr)
     return loaded
 
 
 def describe(plan: ModelPlan, routes: dict[str, int]) -> str:
-    """One line: the model and what was chosen for it."""
+    """One line: the model and what was chosen for it; `octavo inspect` says more."""
     k, v = plan.codecs
     kv = k.name if k is v else f"k={k.name},v={v.name}"
     where = plan.device.type if plan.device.type != "cpu" else f"cpu, {plan.threads} thread{'s'[: plan.threads > 1]}"
-    weights = " + ".join(routes)
     return (
         f"{plan.checkpoint.path.name} ({plan.config.model_type}), {str(plan.dtype).removeprefix('torch.')} on {where}, "
-        f"{weights} weights, {plan.storage.kind.value} storage ({plan.storage.reason}), {kv} K/V, "
-        f"context {plan.ledger.max_context}"
+        f"{' + '.join(routes)} weights, {plan.storage.kind.value} storage, {kv} K/V, context {plan.ledger.max_context}"
     )
 
 
 @contextmanager
-def loading_bar(path: Path) -> Iterator[Progress]:
+def loading_bar(plan: ModelPlan) -> Iterator[Progress]:
     """A progress bar on stderr while weights are packed, if stderr is a terminal."""
     from octavo.store import TerminalProgress
 
@@ -91,6 +88,6 @@ def loading_bar(path: Path) -> Iterator[Progress]:
     def progress(done: int, total: int) -> None:
         state[0] = done
 
-    total = path.stat().st_size if path.is_file() else sum(f.stat().st_size for f in path.glob("*.safetensors"))
-    with TerminalProgress().bar(f"loading {path.name}", total, lambda: state[0]):
+    checkpoint = plan.checkpoint
+    with TerminalProgress().bar(f"loading {checkpoint.path.name}", checkpoint.num_bytes, lambda: state[0]):
         yield progress

@@ -16,7 +16,7 @@ from octavo.cli.streams import use_checked_streams
 
 app = typer.Typer(
     name="octavo",
-    help="Run language models: one engine for the terminal, for Python and for a server.",
+    help="Run language models at the terminal; the same engine is a Python library.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

@@ -75,6 +75,14 @@ class RouteChoice:
         return self.prompt is not self.generated
 
     @property
+    def description(self) -> str:
+        """The routes in a few words."""
+        if not self.by_phase:
+            return self.prompt.properties.name
+        prompt, generated = self.prompt.properties.name, self.generated.properties.name
+        return f"{prompt}, {generated} for generated tokens where the file has it"
+
+    @property
     def row_invariant(self) -> bool:
         return all(route.properties.row_invariant for route in (self.prompt, self.generated, self.fallback))
 
