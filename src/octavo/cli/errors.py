@@ -24,7 +24,6 @@ from octavo.errors import OctavoError
 
 MAX_LINE = 500  # characters of a message
 EXIT_FAULT = 1
-EXIT_USAGE = 2
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 EXIT_BROKEN_PIPE = 128 + 13  # SIGPIPE, which Windows does not define
 EXIT_TERMINATED = 128 + signal.SIGTERM

@@ -33,7 +33,7 @@ class Attention:
         k_norm: RMSNorm | None = None,
     ) -> None:
         self._layer = layer
-        self._heads = (spec.num_q_heads, spec.num_kv_heads, spec.num_kv_heads)
+        self._heads = (spec.num_q_heads, spec.num_kv_heads)
         self._head_dim = spec.k_dim
         self._qkv_proj = qkv_proj
         self._o_proj = o_proj
@@ -44,7 +44,7 @@ class Attention:
         """x [T, H] in the compute dtype -> [T, H]. Norms, rotation and attention are float32."""
         num_tokens = x.shape[0]
         qkv = self._qkv_proj(x, phase).float().view(num_tokens, -1, self._head_dim)
-        num_q, num_kv, _ = self._heads
+        num_q, num_kv = self._heads
         if self._q_norm is not None and self._k_norm is not None:
             q = rotation.apply(self._q_norm(qkv[:, :num_q]))
             k = rotation.apply(self._k_norm(qkv[:, num_q : num_q + num_kv]))
