@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from octavo.cache.spec import LayerSpec, group_layers
-from octavo.step_batch import FreshBlocks, Phase, StepBatch, StepRow, StorageKind
+from octavo.step_batch import FreshBlocks, StepBatch, StepRow, StorageKind
 from octavo.storage.codec import CODECS
 from octavo.storage.kv_cache import KVCache
 
@@ -50,7 +50,7 @@ class HandScheduler:
         self.written = [0] * max_seqs
         self._held = [0] * max_seqs
 
-    def row(self, slot: int, token_ids: Sequence[int], sample: bool = True, phase: Phase = Phase.PROMPT) -> StepRow:
+    def row(self, slot: int, token_ids: Sequence[int], sample: bool = True) -> StepRow:
         start, stop = self.written[slot], self.written[slot] + len(token_ids)
         needed = self._blocks_each if self.storage is StorageKind.DENSE else -(-stop // self._block_size)
         first = self._held[slot]
@@ -58,7 +58,7 @@ class HandScheduler:
         ids = tuple(self._order[base + first : base + needed])
         fresh = tuple(FreshBlocks(g, first, ids) for g in range(len(self.groups))) if ids else ()
         self.written[slot], self._held[slot] = stop, max(first, needed)
-        return StepRow(slot, 1, self.storage, tuple(token_ids), start, fresh, (0,) * len(self.groups), sample, phase)
+        return StepRow(slot, 1, self.storage, tuple(token_ids), start, fresh, (0,) * len(self.groups), sample)
 
     def batch(self, shares: Sequence[tuple[int, Sequence[int]]]) -> StepBatch:
         """A step of (slot, token ids) shares."""

@@ -11,6 +11,7 @@ import torch
 
 from octavo import LLM, CapacityError, EngineFault, InvalidRequest, LoadError, RequestOutput, SamplingParams
 from octavo.outputs import TextDelta
+from tests.paged_routes import paged_routes
 from tests.tiny_models import CHAT_TEMPLATE, EOS_TOKEN_ID, VOCAB_SIZE, save_hf
 
 PROMPTS = ["The harbour was quiet", "A careful engineer", "def add(left, right):", "x", "Prices rose by 3.5 percent"]
@@ -104,7 +105,7 @@ def test_routes_are_those_of_this_call_alone(llm):
     assert llm.core.storage.value == "paged"
     for _ in range(2):
         output = llm.generate(PROMPTS[0], GREEDY)[0]
-        assert (output.storage, dict(output.routes)) == ("paged", {"gather": 10})
+        assert (output.storage, dict(output.routes)) == ("paged", paged_routes(1, 9))
 
 
 def test_the_same_call_again_gives_the_same_result(llm):

@@ -41,12 +41,6 @@ class RequestState:
     def num_tokens(self) -> int:
         return len(self.request.prompt_token_ids) + len(self.output_token_ids)
 
-    @property
-    def phase_end(self) -> int:
-        """Where the tokens that may be computed together with the next one end: the prompt's end, then `num_tokens`."""
-        num_prompt = len(self.request.prompt_token_ids)
-        return num_prompt if self.num_computed_tokens < num_prompt else self.num_tokens
-
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
         """Token ids at positions `[start, stop)` of prompt followed by output."""
         prompt = self.request.prompt_token_ids

@@ -9,6 +9,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from octavo.errors import LoadError
 from octavo.kernels import reference
+from octavo.kernels.rows import rotate, rotate_heads
 from octavo.layers.rope_scaling import RopeScaling
 from octavo.layers.rotary import Rotary, rotary_frequencies
 
@@ -24,22 +25,28 @@ def test_equals_the_definition_up_to_high_positions():
     x = torch.randn(len(position), 3, 64, generator=torch.Generator().manual_seed(0))
     inv_freq, _ = rotary_frequencies(64, 1e4, RopeScaling(), 8192)
     expected = reference.rotate(x, position, inv_freq)
-    assert torch.allclose(rotary().at(position, 20001).apply(x), expected, atol=1e-5)
+    rotation = rotary().at(position, 20001)
+    assert torch.allclose(rotate(x, rotation.cos, rotation.sin), expected, atol=1e-5)
+    q, k, v = rotate_heads(x.clone(), 1, 1, rotation.cos, rotation.sin)
+    assert torch.allclose(torch.cat((q, k), dim=1), expected[:, :2], atol=1e-5)
+    assert torch.equal(v, x[:, 2:])
 
 
 def test_each_single_token_of_a_batch_is_turned_by_its_own_position_whatever_the_strides():
     position = torch.tensor([7, 0, 300, 7, 41])
     x = torch.randn(5, 4, 64, generator=torch.Generator().manual_seed(1))
     rotation = rotary().at(position, 301)
-    expected = rotation.apply(x)
+    expected = rotate(x, rotation.cos, rotation.sin)
     transposed = x.transpose(0, 1).contiguous().transpose(0, 1)
     sliced = torch.cat((x, x), dim=1)[:, :4]
     assert transposed.stride() != x.stride()
     for layout in (transposed, sliced):
-        assert torch.equal(rotation.apply(layout), expected)
+        assert torch.equal(rotate(layout, rotation.cos, rotation.sin), expected)
+        q, _, _ = rotate_heads(layout.clone(), 4, 0, rotation.cos, rotation.sin)
+        assert torch.allclose(q, expected, atol=1e-6)
     for row in range(5):
-        alone = rotary().at(position[row : row + 1], 301).apply(x[row : row + 1])
-        assert torch.equal(alone[0], expected[row])
+        alone = rotary().at(position[row : row + 1], 301)
+        assert torch.equal(rotate(x[row : row + 1], alone.cos, alone.sin)[0], expected[row])
 
 
 def test_a_position_has_the_same_bits_whichever_was_asked_for_first():

@@ -11,8 +11,10 @@ import torch
 from gguf import GGMLQuantizationType as Quant
 
 from octavo.errors import LoadError
+from octavo.layers.quant_tensor import AffineShape
 from octavo.models.loaders.encoded_tensor import CHUNK_VALUES, EncodedTensor
 from octavo.models.loaders.encodings import GGUF_ENCODINGS, gguf_encoding
+from tests.loaders.affine import affine_values
 
 ENCODINGS = {encoding.name: encoding for encoding in GGUF_ENCODINGS.values()}
 # Byte offsets of the float16 fields in each block: random bytes there would be NaN, infinite or huge.
@@ -132,18 +134,22 @@ def test_rows_of_a_vector_are_its_elements() -> None:
     assert torch.equal(replace(vector, order=np.arange(12)[::-1].copy()).rows(0, 2).dequantize(), values[[11, 10]])
 
 
-@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q4_K"])
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"])
 def test_the_affine_form_is_exact(name: str) -> None:
     tensor = replace(random_tensor(name, 6, 512), order=np.array([5, 0, 4, 1, 3, 2]))
     groups = tensor.affine_groups()
     assert groups is not None
-    assert groups.group == 32
+    shape = tensor.affine_shape()
+    assert shape == AffineShape(groups.bits, groups.group, groups.minimum is not None)
+    assert groups.group == (16 if name == "Q6_K" else 32)
     assert groups.codes.dtype == torch.uint8
-    assert int(groups.codes.max()) == 15
-    values = groups.codes.view(6, -1, 32) * groups.scale[..., None] + groups.minimum[..., None]
-    assert torch.equal(values.view(6, 512), tensor.dequantize())
+    assert groups.bits == (4 if "Q4" in name else 8)
+    assert int(groups.codes.max()) < 2**groups.bits
+    assert torch.equal(affine_values(groups), tensor.dequantize())
 
 
-@pytest.mark.parametrize("name", ["F32", "Q5_0", "Q8_0", "Q6_K"])
+@pytest.mark.parametrize("name", ["F32", "BF16", "Q2_K", "IQ4_NL"])
 def test_other_encodings_have_no_affine_form(name: str) -> None:
-    assert random_tensor(name, 2, 256).affine_groups() is None
+    tensor = random_tensor(name, 2, 256)
+    assert tensor.affine_groups() is None
+    assert tensor.affine_shape() is None

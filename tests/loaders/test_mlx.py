@@ -13,7 +13,9 @@ from safetensors.torch import load_file, save_file
 from tiny_models import save_hf
 
 from octavo.errors import LoadError
+from octavo.layers.quant_tensor import AffineShape
 from octavo.models.loaders import open_checkpoint
+from tests.loaders.affine import affine_values
 
 mx = pytest.importorskip("mlx.core", reason="the mlx package is not installed")
 
@@ -74,14 +76,14 @@ def test_codes_and_values_are_those_of_mlx(tmp_path: Path, bits: int, group: int
         if not name.endswith("norm.weight"):
             assert tensor.format == f"mlx-{bits}bit-g{group}"
             groups = tensor.affine_groups()
-            assert (groups is not None) == (bits == 4)
-            if groups is not None:
-                assert groups.group == group
-                words = stored[name].numpy().view(np.uint32).astype(np.int64)
-                codes = (words[:, :, None] >> np.arange(0, 32, 4)) & 15
-                assert np.array_equal(groups.codes.numpy(), codes.reshape(expected.shape))
-                assert torch.equal(groups.scale, stored[name.replace(".weight", ".scales")])
-                assert torch.equal(groups.minimum, stored[name.replace(".weight", ".biases")])
+            assert groups is not None
+            assert tensor.affine_shape() == AffineShape(bits, group, has_minimum=True)
+            assert (groups.bits, groups.group, groups.zero) == (bits, group, 0)
+            words = stored[name].numpy().view(np.uint32).astype(np.int64)
+            codes = (words[:, :, None] >> np.arange(0, 32, bits)) & (2**bits - 1)
+            assert np.array_equal(groups.codes.numpy(), codes.reshape(expected.shape))
+            assert torch.equal(groups.scale, stored[name.replace(".weight", ".scales")])
+            assert torch.equal(groups.minimum, stored[name.replace(".weight", ".biases")])
     assert checkpoint.num_bytes == sum(value.numel() * value.element_size() for value in stored.values())
 
 
@@ -93,8 +95,7 @@ def test_half_precision_scales_are_applied_in_float32(tmp_path: Path) -> None:
     torch.testing.assert_close(tensor.dequantize(), expected, rtol=0, atol=1e-3 * float(expected.abs().max()))
     groups = tensor.affine_groups()
     assert groups is not None
-    again = groups.codes.view(96, -1, 32) * groups.scale[..., None] + groups.minimum[..., None]
-    assert torch.equal(again.view(96, 64), tensor.dequantize())
+    assert torch.equal(affine_values(groups), tensor.dequantize())
 
 
 @pytest.mark.parametrize("bits", [4, 8])

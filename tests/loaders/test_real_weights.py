@@ -14,6 +14,7 @@ from octavo.models.loaders import open_checkpoint
 from octavo.models.loaders.gguf import GGUFCheckpoint
 from octavo.models.loaders.gguf_file import GGUFFile
 from tests.conftest import weights_path
+from tests.loaders.affine import affine_values
 
 pytestmark = pytest.mark.weights
 ALIASES = ("smollm2", "gemma3", "qwen05")
@@ -102,8 +103,7 @@ def test_the_affine_form_of_a_whole_model_decodes_to_its_values() -> None:
     for tensor in matrices[::30]:
         groups = tensor.affine_groups()
         assert groups is not None
-        values = groups.codes.view(*groups.scale.shape, 32) * groups.scale[..., None] + groups.minimum[..., None]
-        assert torch.equal(values.view(tensor.shape), tensor.dequantize())
+        assert torch.equal(affine_values(groups), tensor.dequantize())
 
 
 @pytest.mark.parametrize("alias", ALIASES)

@@ -13,7 +13,7 @@ from octavo.engine.loaded_model import load_model, plan_model
 from octavo.engine.model_runner import ModelRunner
 from octavo.llm import LLM
 from octavo.sampling_params import SamplingParams
-from octavo.step_batch import Phase, StepBatch, StorageKind
+from octavo.step_batch import StepBatch, StorageKind
 from tests.conftest import weights_path
 from tests.schedules import HandScheduler
 
@@ -78,10 +78,7 @@ def test_the_default_dtype_agrees_wherever_the_recorded_margin_is_clear(default_
             if case["margins"][step] >= MARGIN:
                 num_clear += 1
                 assert logits[slot].argmax().item() == case["output_token_ids"][step], f"{case['name']} step {step}"
-        rows = [
-            scheduler.row(slot, [case["output_token_ids"][step]], phase=Phase.GENERATED)
-            for slot, case in enumerate(recorded)
-        ]
+        rows = [scheduler.row(slot, [case["output_token_ids"][step]]) for slot, case in enumerate(recorded)]
         logits = runner.execute(StepBatch(tuple(rows)))
     assert num_clear > len(recorded) * NUM_TOKENS // 2
 

@@ -14,6 +14,7 @@ from octavo.parity import runner as runner_module
 from octavo.parity.prompts import parity_prompts
 from octavo.parity.trace import Trace, compare
 from octavo.storage.route import Route, RouteCounts
+from tests.paged_routes import PAGED_ROUTES
 from tests.tiny_models import save_hf
 
 CONFIG = EngineConfig(dtype="bfloat16", device="cpu", threads=1)
@@ -57,8 +58,10 @@ def test_a_healthy_engine_is_equal_in_every_arm(loaded, quick_cli):
     for arm in report.arms:
         assert (arm.equal, arm.first_divergence, arm.problem) == (True, None, None)
         assert arm.max_logit_diff == (None if arm.name == "cli" else 0.0)
-        if "paged" in arm.name or "chunk" in arm.name:
+        if arm.name == "gather_b1":
             assert set(arm.routes) == {"gather"}
+        elif "paged" in arm.name or "chunk" in arm.name:
+            assert set(arm.routes) == PAGED_ROUTES
         else:
             assert set(arm.routes) == {"dense", "ring"}
 
@@ -84,11 +87,11 @@ def test_a_context_too_short_for_the_run_is_refused_not_cut_short(loaded):
 
 
 @pytest.mark.parametrize("lie", ["none", "dense"])
-def test_a_paged_arm_that_did_not_gather_fails_although_its_tokens_agree(loaded, quick_cli, monkeypatch, lie):
+def test_a_paged_arm_without_paged_routes_fails_although_its_tokens_agree(loaded, quick_cli, monkeypatch, lie):
     original = RouteCounts.add
 
     def add(self, route, reason):
-        if route is not Route.GATHER:
+        if route.value not in PAGED_ROUTES | {"gather"}:
             original(self, route, reason)
         elif lie == "dense":
             original(self, Route.DENSE, reason)
@@ -96,10 +99,10 @@ def test_a_paged_arm_that_did_not_gather_fails_although_its_tokens_agree(loaded,
     monkeypatch.setattr(RouteCounts, "add", add)
     report = run_parity(loaded, CONFIG, num_tokens=NUM_TOKENS)
     failed = [arm for arm in report.arms if not arm.equal]
-    assert [arm.name for arm in failed] == [a for a in ARMS if "paged" in a or "chunk" in a]
+    assert [arm.name for arm in failed] == [a for a in ARMS if "paged" in a or "chunk" in a or "gather" in a]
     for arm in failed:
         assert arm.first_divergence is None
-        assert arm.problem is not None and "['gather']" in arm.problem
+        assert arm.problem is not None and "'gather'" in arm.problem
         assert arm.problem in arm.line()
 
 
@@ -107,8 +110,8 @@ def test_an_engine_whose_paged_storage_errs_is_noticed(loaded, quick_cli, monkey
     """A small error in the logits of whatever ran paged, not injected by the run itself."""
     original = EngineCore.__init__
 
-    def init(self, loaded, config, on_logits=None):
-        original(self, loaded, config, on_logits)
+    def init(self, loaded, config, on_logits=None, switches=None):
+        original(self, loaded, config, on_logits, switches)
         execute = self.runner.execute
         if self.storage.value == "paged":
             self.runner.execute = lambda batch: execute(batch) * (1 + 2**-7)
@@ -116,7 +119,7 @@ def test_an_engine_whose_paged_storage_errs_is_noticed(loaded, quick_cli, monkey
     monkeypatch.setattr(EngineCore, "__init__", init)
     report = run_parity(loaded, CONFIG, num_tokens=NUM_TOKENS)
     failed = {arm.name for arm in report.arms if not arm.equal}
-    assert failed == {a for a in ARMS if "paged" in a or "chunk" in a}
+    assert failed == {a for a in ARMS if "paged" in a or "chunk" in a or "gather" in a}
 
 
 def test_the_longest_prompt_is_longer_than_the_window_and_hardly_longer_than_asked(loaded):

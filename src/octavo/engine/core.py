@@ -24,6 +24,7 @@ from octavo.request import Request, RequestState
 from octavo.scheduler.scheduler import ScheduledStep, Scheduler
 from octavo.step_batch import StorageKind
 from octavo.storage import KVCache
+from octavo.storage.route import RouteSwitches
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,16 @@ Window = Callable[[], AbstractContextManager[None]]
 class EngineCore:
     """Continuous batching over one model. A request that fails ends alone; the others go on."""
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig, on_logits: LogitsObserver | None = None) -> None:
-        """`on_logits` is shown each request's logits before they are sampled, and may change them: for proofs."""
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        on_logits: LogitsObserver | None = None,
+        switches: RouteSwitches | None = None,
+    ) -> None:
+        """For proofs: `on_logits` is shown each request's logits before they are sampled, and may change them;
+        `switches` stand in for the environment's.
+        """
         plan = loaded.plan
         self.loaded = loaded
         self.storage = plan.storage.kind
@@ -83,6 +92,7 @@ class EngineCore:
             codecs=plan.codecs,
             device=plan.device,
             rings=self.storage is StorageKind.DENSE,
+            switches=switches,
         )
         self.runner = ModelRunner(loaded, cache)
         self._sampler = Sampler(plan.config.vocab_size, plan.device)

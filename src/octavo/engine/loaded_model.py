@@ -15,6 +15,7 @@ from octavo.config import EngineConfig
 from octavo.engine.hardware import available_memory, choose_device, choose_dtype, choose_threads
 from octavo.engine.ledger import Ledger, plan_memory
 from octavo.errors import InvalidRequest
+from octavo.kernels.cpu import library
 from octavo.layers.linear import RouteChoice, choose_route
 from octavo.models.causal_lm import CausalLM
 from octavo.models.checkpoint import Checkpoint
@@ -113,25 +114,26 @@ def _ledger(
 
 def _weight_bytes(checkpoint: Checkpoint, routes: RouteChoice, dtype: torch.dtype) -> int:
     """Bytes of all weights once packed; the embedding table is kept beside the head unless that can be looked up."""
-    embed, head = "model.embed_tokens.weight", routes.fallback.properties
-    shared = checkpoint.config.tie_word_embeddings and head.serves_embedding
-    total = 0 if shared else math.prod(checkpoint.tensor(embed).shape) * dtype.itemsize
+    config, embed = checkpoint.config, "model.embed_tokens.weight"
+    total = 0
     for name in checkpoint.names():
         shard = checkpoint.tensor(name)
-        size = math.prod(shard.shape)
         if len(shard.shape) == 1:
-            total += size * 4
-        elif name == "lm_head.weight" or (name == embed and checkpoint.config.tie_word_embeddings):
-            total += int(size * head.bytes_per_weight)
-        elif name != embed:
-            total += routes.weight_bytes(shard)
+            total += shard.shape[0] * 4
+            continue
+        route = routes.route([shard])
+        if name != embed or config.tie_word_embeddings or route.serves_embedding:
+            total += route.packed_bytes(shard)
+        if name == embed and not route.serves_embedding:
+            total += math.prod(shard.shape) * dtype.itemsize
     return total
 
 
 def load_model(plan: ModelPlan, config: EngineConfig, progress: Progress = lambda done, total: None) -> LoadedModel:
-    """Read and pack the weights. Sets torch's thread count for the process."""
+    """Read and pack the weights. Sets the process's thread counts, the kernels' own and torch's."""
     started = time.perf_counter()
     torch.set_num_threads(plan.threads)
+    library.set_threads(plan.threads)
     done = 0
 
     def on_bytes(count: int) -> None:
@@ -143,4 +145,7 @@ def load_model(plan: ModelPlan, config: EngineConfig, progress: Progress = lambd
     with torch.inference_mode():
         weights = WeightSource(plan.checkpoint, plan.routes, plan.dtype, plan.device, on_bytes)
         model = model_class(plan.config.model_type)(plan.config, weights)
+    if set(weights.route_counts) == {"affine"}:
+        # All that is left to torch is small: its threads would only wait, and wait spinning.
+        torch.set_num_threads(1)
     return LoadedModel(plan, model, tokenizer, weights.route_counts, time.perf_counter() - started)

@@ -58,11 +58,17 @@ class AttentionSpan:
     tiles: tuple[QueryTile, ...]
 
 
-def plan_span(start: int, stop: int, *, num_q_heads: int, window: int | None, device: torch.device) -> AttentionSpan:
-    """Span and tiles for queries at positions `[start, stop)` of a sequence whose keys end at `stop`."""
+def bare_span(start: int, stop: int, window: int | None) -> AttentionSpan:
+    """The keys that queries at positions `[start, stop)` attend to, without tiles."""
     lo = 0 if window is None else max(0, start - window + 1)
     first_key = lo // KEY_CHUNK * KEY_CHUNK
-    length = -(-(stop - first_key) // KEY_CHUNK) * KEY_CHUNK
+    return AttentionSpan(lo, stop, first_key, -(-(stop - first_key) // KEY_CHUNK) * KEY_CHUNK, ())
+
+
+def plan_span(start: int, stop: int, *, num_q_heads: int, window: int | None, device: torch.device) -> AttentionSpan:
+    """Span and tiles for queries at positions `[start, stop)` of a sequence whose keys end at `stop`."""
+    bare = bare_span(start, stop, window)
+    lo, first_key, length = bare.lo, bare.first_key, bare.length
     if stop - start == 1:
         # One row: it sees [lo, hi), so the mask needs no positions.
         hidden = torch.ones(1, 1, length, dtype=torch.bool, device=device)

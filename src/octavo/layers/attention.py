@@ -7,10 +7,10 @@ from typing import Protocol
 from torch import Tensor
 
 from octavo.cache.spec import LayerSpec
+from octavo.kernels.rows import rotate_heads
 from octavo.layers.linear import Linear
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rotary import Rotation
-from octavo.step_batch import Phase
 
 
 class AttentionCache(Protocol):
@@ -37,18 +37,12 @@ class Attention:
         self._head_dim = spec.k_dim
         self._qkv_proj = qkv_proj
         self._o_proj = o_proj
-        self._q_norm = q_norm
-        self._k_norm = k_norm
+        self._norms = None if q_norm is None or k_norm is None else (q_norm.weight, k_norm.weight)
+        self._eps = 0.0 if q_norm is None else q_norm.eps
 
-    def __call__(self, x: Tensor, rotation: Rotation, cache: AttentionCache, phase: Phase) -> Tensor:
-        """x [T, H] in the compute dtype -> [T, H]. Norms, rotation and attention are float32."""
+    def __call__(self, x: Tensor, rotation: Rotation, cache: AttentionCache) -> Tensor:
+        """x [T, H] float32 -> [T, H] in float32 or the compute dtype. Norms, rotation and attention are float32."""
         num_tokens = x.shape[0]
-        qkv = self._qkv_proj(x, phase).float().view(num_tokens, -1, self._head_dim)
-        num_q, num_kv = self._heads
-        if self._q_norm is not None and self._k_norm is not None:
-            q = rotation.apply(self._q_norm(qkv[:, :num_q]))
-            k = rotation.apply(self._k_norm(qkv[:, num_q : num_q + num_kv]))
-        else:
-            q, k = rotation.apply(qkv[:, : num_q + num_kv]).split((num_q, num_kv), dim=1)
-        out = cache.attend(self._layer, q, k, qkv[:, num_q + num_kv :])
-        return self._o_proj(out.reshape(num_tokens, -1).to(x.dtype), phase)
+        qkv = self._qkv_proj(x).float().view(num_tokens, -1, self._head_dim)
+        q, k, v = rotate_heads(qkv, *self._heads, rotation.cos, rotation.sin, self._norms, self._eps)
+        return self._o_proj(cache.attend(self._layer, q, k, v).view(num_tokens, -1))

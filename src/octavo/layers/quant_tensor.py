@@ -11,15 +11,27 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class AffineGroups:
-    """An affine 4-bit weight, exactly: `w[n, k] = codes[n, k] * scale[n, k // group] + minimum[n, k // group]`.
+    """An affine weight, exactly: `w[n, k] = (codes[n, k] - zero) * scale[n, k // group] + minimum[n, k // group]`.
 
-    codes [N, K] uint8 in 0..15; scale and minimum [N, K / group] float32; `group` is 32 or a multiple of it.
+    codes [N, K] uint8, below 2 ** `bits` (4 or 8); scale and minimum [N, K / group] float32, minimum None where the
+    encoding has none; `group` is 16, 32 or a multiple of 32.
     """
 
     codes: Tensor
     scale: Tensor
-    minimum: Tensor
+    minimum: Tensor | None
+    zero: int
+    bits: int
     group: int
+
+
+@dataclass(frozen=True, slots=True)
+class AffineShape:
+    """The form of an affine encoding: bits per code (4 or 8), columns per scale, and whether there are minima."""
+
+    bits: int
+    group: int
+    has_minimum: bool
 
 
 class QuantTensor(Protocol):
@@ -59,5 +71,9 @@ class QuantTensor(Protocol):
         ...
 
     def affine_groups(self) -> AffineGroups | None:
-        """The 4-bit affine form, where the encoding is one (Q4_0, Q4_1, Q4_K, MLX 4-bit); None otherwise."""
+        """The affine form, where the encoding is one (Q4_0 to Q8_0, Q4_K to Q6_K, MLX); None otherwise."""
+        ...
+
+    def affine_shape(self) -> AffineShape | None:
+        """What `affine_groups` would hold, without reading anything."""
         ...

@@ -16,14 +16,10 @@ _BLOCK = 4096  # positions tabulated at once, always with the same shape, so tha
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """cos and sin of a step's tokens, each [T, 1, D] float32; sin carries the sign of `rotate_half`."""
+    """cos and sin of a step's tokens, each [T, D] float32; sin carries the sign of `rotate_half`."""
 
     cos: Tensor
     sin: Tensor
-
-    def apply(self, x: Tensor) -> Tensor:
-        """Rotate x [T, H, D] float32, pairs (i, i + D/2). Any strides will do: row t is turned by its own angle."""
-        return torch.addcmul(x * self.cos, torch.roll(x, x.shape[-1] // 2, -1), self.sin)
 
 
 class Rotary:
@@ -40,7 +36,7 @@ class Rotary:
         """Rotation for positions [T] int64, all below `limit` (a host-side bound, so nothing waits for the device)."""
         if limit > self._cos.shape[0]:
             self._extend(limit)
-        return Rotation(self._cos[position].unsqueeze(1), self._sin[position].unsqueeze(1))
+        return Rotation(self._cos[position], self._sin[position])
 
     def _extend(self, limit: int) -> None:
         cos, sin = [self._cos], [self._sin]

@@ -17,7 +17,6 @@ from octavo.models.config import ModelConfig
 from octavo.models.inputs import ForwardInputs
 from octavo.models.llama import attention_spec
 from octavo.models.weights import WeightSource
-from octavo.step_batch import Phase
 
 _NORM_OFFSET = 1.0  # Gemma multiplies by 1 + weight
 
@@ -30,12 +29,10 @@ class Gemma3Block:
         self._mlp = mlp
         self._input_norm, self._post_attention_norm, self._pre_mlp_norm, self._post_mlp_norm = norms
 
-    def __call__(
-        self, x: Tensor, rotation: Rotation, cache: AttentionCache, dtype: torch.dtype, phase: Phase
-    ) -> Tensor:
-        attended = self._attention(self._input_norm(x).to(dtype), rotation, cache, phase)
+    def __call__(self, x: Tensor, rotation: Rotation, cache: AttentionCache) -> Tensor:
+        attended = self._attention(self._input_norm(x), rotation, cache)
         x = x + self._post_attention_norm(attended.float())
-        return x + self._post_mlp_norm(self._mlp(self._pre_mlp_norm(x).to(dtype), phase).float())
+        return x + self._post_mlp_norm(self._mlp(self._pre_mlp_norm(x)).float())
 
 
 class Gemma3ForCausalLM:
@@ -44,7 +41,6 @@ class Gemma3ForCausalLM:
     supports_paged: ClassVar[bool] = True
 
     def __init__(self, config: ModelConfig, weights: WeightSource) -> None:
-        self._dtype = weights.dtype
         self._softcap = config.final_logit_softcapping
         self._embed, self._head = weights.embedding_and_head(
             tied=config.tie_word_embeddings, scale=config.hidden_size**0.5
@@ -68,11 +64,11 @@ class Gemma3ForCausalLM:
         x = self._embed(inputs.token_ids)
         rotation = {kind: rotary.at(inputs.positions, inputs.limit) for kind, rotary in self._rotary.items()}
         for block, kind in zip(self._blocks, self._layer_types, strict=True):
-            x = block(x, rotation[kind], cache, self._dtype, inputs.phase)
+            x = block(x, rotation[kind], cache)
         return self._norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        logits = self._head(hidden.to(self._dtype))
+        logits = self._head(hidden)
         return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
 
 

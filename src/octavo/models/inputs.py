@@ -6,14 +6,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from octavo.step_batch import Phase
-
 
 @dataclass(frozen=True, slots=True)
 class ForwardInputs:
-    """Packed tokens of one phase: token_ids [T] and positions [T] int64, every position below `limit`."""
+    """Packed tokens: token_ids [T] and positions [T] int64, every position below `limit`."""
 
     token_ids: Tensor
     positions: Tensor
     limit: int
-    phase: Phase

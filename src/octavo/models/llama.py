@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from octavo.cache.spec import LayerSpec
@@ -15,11 +14,10 @@ from octavo.layers.rotary import Rotary, Rotation
 from octavo.models.config import ModelConfig
 from octavo.models.inputs import ForwardInputs
 from octavo.models.weights import WeightSource
-from octavo.step_batch import Phase
 
 
 class LlamaBlock:
-    """x += attention(norm(x)); x += mlp(norm(x)); x is float32, what the linears see is in the compute dtype."""
+    """x += attention(norm(x)); x += mlp(norm(x)); x is float32."""
 
     def __init__(self, input_norm: RMSNorm, attention: Attention, mlp_norm: RMSNorm, mlp: GatedMLP) -> None:
         self._input_norm = input_norm
@@ -27,11 +25,9 @@ class LlamaBlock:
         self._mlp_norm = mlp_norm
         self._mlp = mlp
 
-    def __call__(
-        self, x: Tensor, rotation: Rotation, cache: AttentionCache, dtype: torch.dtype, phase: Phase
-    ) -> Tensor:
-        x = x + self._attention(self._input_norm(x).to(dtype), rotation, cache, phase)
-        return x + self._mlp(self._mlp_norm(x).to(dtype), phase)
+    def __call__(self, x: Tensor, rotation: Rotation, cache: AttentionCache) -> Tensor:
+        x = x + self._attention(self._input_norm(x), rotation, cache)
+        return x + self._mlp(self._mlp_norm(x))
 
 
 class LlamaForCausalLM:
@@ -41,7 +37,6 @@ class LlamaForCausalLM:
     qk_norm: ClassVar[bool] = False
 
     def __init__(self, config: ModelConfig, weights: WeightSource) -> None:
-        self._dtype = weights.dtype
         self._embed, self._head = weights.embedding_and_head(tied=config.tie_word_embeddings)
         self._blocks = [self._block(config, weights, i, spec) for i, spec in enumerate(self.kv_layout(config))]
         self._norm = weights.norm("model.norm", config.rms_norm_eps)
@@ -73,11 +68,11 @@ class LlamaForCausalLM:
         x = self._embed(inputs.token_ids)
         rotation = self._rotary.at(inputs.positions, inputs.limit)
         for block in self._blocks:
-            x = block(x, rotation, cache, self._dtype, inputs.phase)
+            x = block(x, rotation, cache)
         return self._norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self._head(hidden.to(self._dtype))
+        return self._head(hidden)
 
 
 def attention_spec(config: ModelConfig, layer_type: str, *, scale: float | None = None) -> LayerSpec:

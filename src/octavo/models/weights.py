@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from octavo.layers.embedding import Embedding
-from octavo.layers.linear import Head, Linear, LinearRoute, PackedWeight, RouteChoice
-from octavo.layers.linear.dense_route import DenseWeight
+from octavo.layers.linear import Head, Linear, PackedWeight, RouteChoice
+from octavo.layers.linear.dense_route import DenseRoute
 from octavo.layers.norm import RMSNorm
 from octavo.layers.quant_tensor import QuantTensor
 from octavo.models.checkpoint import Checkpoint
@@ -47,35 +47,35 @@ class WeightSource:
         prefix, _, module = name.rpartition(".")
         parts = [f"{prefix}.{part}" for part in packed_modules.get(module, (module,))]
         shards = [self._checkpoint.tensor(f"{part}.weight") for part in parts]
-        prompt = self._pack(shards, self._accepted(shards, self._routes.prompt))
-        generated = prompt
-        if self._routes.by_phase and self._routes.generated.refusal(shards) is None:
-            generated = self._pack(shards, self._routes.generated)
+        weight = self._pack(shards)
         self._on_bytes(sum(shard.num_bytes for shard in shards))
         biases = [f"{part}.bias" for part in parts]
         if biases[0] not in self._checkpoint:
-            return Linear(prompt, generated)
-        return Linear(prompt, generated, torch.cat([self._tensor(bias, torch.float32) for bias in biases]))
+            return Linear(weight)
+        return Linear(weight, torch.cat([self._tensor(bias, torch.float32) for bias in biases]))
 
     def norm(self, name: str, eps: float, *, offset: float = 0.0) -> RMSNorm:
         return RMSNorm(self._tensor(f"{name}.weight", torch.float32), eps, offset=offset)
 
     def embedding_and_head(self, *, tied: bool, scale: float = 1.0) -> tuple[Embedding, Head]:
-        """Input embedding and output head; tied and unpacked, they share one table."""
-        embed = "model.embed_tokens.weight"
-        shards = [self._checkpoint.tensor(embed if tied else "lm_head.weight")]
-        head = self._pack(shards, self._routes.fallback)
-        if tied and isinstance(head, DenseWeight):
-            self._on_bytes(shards[0].num_bytes)
-            return Embedding(head.weight, scale=scale), Head(head)
-        if not tied:  # a tied table is counted below
-            self._on_bytes(shards[0].num_bytes)
-        return Embedding(self._tensor(embed, self.dtype), scale=scale), Head(head)
+        """Input embedding and output head; if they are tied and rows can be looked up in the head, they share it."""
+        embed = [self._checkpoint.tensor("model.embed_tokens.weight")]
+        head_shards = embed if tied else [self._checkpoint.tensor("lm_head.weight")]
+        head = self._pack(head_shards)
+        self._on_bytes(head_shards[0].num_bytes)
+        if tied and self._routes.route(embed).serves_embedding:
+            return Embedding(head, scale=scale), Head(head)
+        if self._routes.route(embed).serves_embedding:
+            table = self._pack(embed)
+        else:
+            table = DenseRoute(self.dtype, self.device).pack(embed)
+            self.num_bytes += table.num_bytes
+        if not tied:
+            self._on_bytes(embed[0].num_bytes)
+        return Embedding(table, scale=scale), Head(head)
 
-    def _accepted(self, shards: Sequence[QuantTensor], route: LinearRoute) -> LinearRoute:
-        return route if route.refusal(shards) is None else self._routes.fallback
-
-    def _pack(self, shards: Sequence[QuantTensor], route: LinearRoute) -> PackedWeight:
+    def _pack(self, shards: Sequence[QuantTensor]) -> PackedWeight:
+        route = self._routes.route(shards)
         weight = route.pack(shards)
         self.num_bytes += weight.num_bytes
         name = route.properties.name

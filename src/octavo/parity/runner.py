@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 
 import torch
@@ -20,18 +20,23 @@ from octavo.parity.report import ArmResult, Report
 from octavo.parity.trace import Trace, compare
 from octavo.sampling_params import SamplingParams
 from octavo.step_batch import StorageKind
+from octavo.storage.route import RouteSwitches
 
 ROWS = 4
 ARMS = (
     "dense_b1",
     "paged_b1",
+    "gather_b1",
     *(f"batch{ROWS}_{kind}_row{row}" for kind in ("dense", "paged") for row in range(ROWS)),
     "prefill_chunk_7",
     "prefill_chunk_64",
     "cli",
 )
 _MARGIN = {torch.float32: 1e-3, torch.float16: 0.25, torch.bfloat16: 0.25}
-_EXPECTED_ROUTES = {StorageKind.DENSE: {"dense", "ring"}, StorageKind.PAGED: {"gather"}}
+_EXPECTED_ROUTES = {
+    StorageKind.DENSE: {"dense", "ring"},
+    StorageKind.PAGED: {"fused_decode", "varlen_prefill", "gather"},
+}
 
 
 class ParityRun:
@@ -70,6 +75,8 @@ class ParityRun:
         longest = ROWS - 1
         done(self._judge("dense_b1", self._alone(StorageKind.DENSE, longest, "dense_b1"), longest, StorageKind.DENSE))
         done(self._judge("paged_b1", self._alone(StorageKind.PAGED, longest, "paged_b1"), longest, StorageKind.PAGED))
+        gathered = self._alone(StorageKind.PAGED, longest, "gather_b1", switches=RouteSwitches(native=False))
+        done(self._judge("gather_b1", gathered, longest, StorageKind.PAGED, {"gather"}))
         for kind in (StorageKind.DENSE, StorageKind.PAGED):
             names = [f"batch{ROWS}_{kind.value}_row{row}" for row in range(ROWS)]
             for row, trace in enumerate(self._batch(kind, names)):
@@ -81,19 +88,29 @@ class ParityRun:
         done(self._judge("cli", self._cli(0), 0, StorageKind.DENSE))
         return results
 
-    def _judge(self, name: str, trace: Trace, prompt: int, kind: StorageKind) -> ArmResult:
+    def _judge(
+        self, name: str, trace: Trace, prompt: int, kind: StorageKind, routes: Set[str] | None = None
+    ) -> ArmResult:
+        expected = routes or _EXPECTED_ROUTES[kind]
         found = compare(trace, self._reference[prompt], bitwise=self.bitwise, margin=self.margin)
         problem = trace.problem
         if problem is None and len(trace.token_ids) != self._num_tokens:
             problem = f"gave {len(trace.token_ids)} tokens, not {self._num_tokens}"
-        if problem is None and not (trace.routes and set(trace.routes) <= _EXPECTED_ROUTES[kind]):
-            problem = f"took routes {sorted(trace.routes)}, not {sorted(_EXPECTED_ROUTES[kind])}"
+        if problem is None and not (trace.routes and set(trace.routes) <= expected):
+            problem = f"took routes {sorted(trace.routes)}, not {sorted(expected)}"
         equal = found.agrees and problem is None
         return ArmResult(name, equal, found.first_divergence, found.max_logit_diff, trace.routes, problem)
 
-    def _alone(self, kind: StorageKind, prompt: int, name: str, prefill_chunk: int = 2048) -> Trace:
+    def _alone(
+        self,
+        kind: StorageKind,
+        prompt: int,
+        name: str,
+        prefill_chunk: int = 2048,
+        switches: RouteSwitches | None = None,
+    ) -> Trace:
         config = replace(self._config, max_num_seqs=1, prefill_chunk=prefill_chunk)
-        return self._run(config, kind, [prompt], [name])[0]
+        return self._run(config, kind, [prompt], [name], switches)[0]
 
     def _batch(self, kind: StorageKind, names: Sequence[str]) -> list[Trace]:
         """All prompts at once under a token budget that makes the long one's prefill share steps with decodes."""
@@ -101,7 +118,12 @@ class ParityRun:
         return self._run(config, kind, range(ROWS), names)
 
     def _run(
-        self, config: EngineConfig, kind: StorageKind, prompts: Sequence[int], names: Sequence[str]
+        self,
+        config: EngineConfig,
+        kind: StorageKind,
+        prompts: Sequence[int],
+        names: Sequence[str],
+        switches: RouteSwitches | None = None,
     ) -> list[Trace]:
         traces = [Trace() for _ in prompts]
 
@@ -113,7 +135,7 @@ class ParityRun:
             trace.logits.append(logits.clone())
 
         loaded = share_weights(self._loaded, config, StorageDecision(kind, "a parity arm"))
-        llm = LLM.over(EngineCore(loaded, config, observe))
+        llm = LLM.over(EngineCore(loaded, config, observe, switches))
         outputs = llm.generate([self._ids[i] for i in prompts], self._params)
         for trace, output in zip(traces, outputs, strict=True):
             trace.token_ids = list(output.outputs[0].token_ids)

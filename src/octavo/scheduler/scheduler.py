@@ -18,7 +18,7 @@ from octavo.request import RequestState
 from octavo.scheduler.admission import admit_to_queue
 from octavo.scheduler.policy import Decision, RunningView, SchedulerView, WaitingView, decide_tick
 from octavo.scheduler.queue import WaitingQueue, WaitingRequest
-from octavo.step_batch import Phase, StepBatch, StepRow, StorageKind
+from octavo.step_batch import StepBatch, StepRow, StorageKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class _Running:
 
     @property
     def num_remaining(self) -> int:
-        return self.state.phase_end - self.state.num_computed_tokens
+        return self.state.num_tokens - self.state.num_computed_tokens
 
 
 class Scheduler:
@@ -163,7 +163,7 @@ class Scheduler:
         waiting = tuple(
             WaitingView(
                 request_id=w.state.request.request_id,
-                num_remaining=w.state.phase_end - w.state.num_computed_tokens,
+                num_remaining=w.state.num_tokens - w.state.num_computed_tokens,
                 blocks=w.blocks,
                 contiguous=w.storage is StorageKind.DENSE,
             )
@@ -224,7 +224,6 @@ class Scheduler:
             fresh=self._pool.append(handle, num_tokens),
             live_start=live_start,
             sample=start + num_tokens == state.num_tokens,
-            phase=Phase.PROMPT if start < len(state.request.prompt_token_ids) else Phase.GENERATED,
         )
 
     def _still_running(self, step: ScheduledStep) -> list[_Running | None]:

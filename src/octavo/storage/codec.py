@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import InvalidRequest
+from octavo.kernels.cpu.attention import StoredRows
 
 
 class RowStore(Protocol):
@@ -30,6 +31,10 @@ class RowStore(Protocol):
 
         S is at most `len(block_ids) * block_size`; what lies beyond S in the last block is not read.
         """
+        ...
+
+    def for_kernels(self) -> StoredRows | None:
+        """The rows as the compiled attention reads and writes them; None where it cannot."""
         ...
 
 
@@ -70,6 +75,9 @@ class CastRows:
         _, num_heads, dim = self.data.shape
         blocks = self.data.view(-1, block_size, num_heads, dim).index_select(0, block_ids)
         out.copy_(blocks.view(-1, num_heads, dim)[: out.shape[1]].transpose(0, 1))
+
+    def for_kernels(self) -> StoredRows | None:
+        return StoredRows(self.data) if self.data.device.type == "cpu" else None
 
 
 class CastCodec:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from octavo.cache.spec import LayerSpec
+from octavo.kernels.cpu.attention import StoredRows
 from octavo.storage.codec import Codec, RowStore
 
 
@@ -36,9 +38,28 @@ class KVRows:
         self.v.write_run(start, v)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LayerStore:
     """`blocks` holds `num_blocks * block_size` rows; `ring` holds `max_seqs * window` rows, or None."""
 
     blocks: KVRows
     ring: KVRows | None
+    codecs: tuple[Codec, Codec]
+
+    @cached_property
+    def kernel_blocks(self) -> tuple[StoredRows, StoredRows]:
+        """K and V of the blocks for the compiled kernels. Only where they can read them."""
+        return _for_kernels(self.blocks)
+
+    @cached_property
+    def kernel_ring(self) -> tuple[StoredRows, StoredRows]:
+        """K and V of the ring for the compiled kernels."""
+        assert self.ring is not None
+        return _for_kernels(self.ring)
+
+
+def _for_kernels(rows: KVRows) -> tuple[StoredRows, StoredRows]:
+    k, v = rows.k.for_kernels(), rows.v.for_kernels()
+    assert k is not None
+    assert v is not None
+    return k, v

@@ -89,7 +89,7 @@ def plan_group(
         span = plan_span(row.start, row.stop, num_q_heads=spec.num_q_heads, window=spec.window, device=device)
         table = tables[row.slot]
         if row.storage is StorageKind.DENSE and spec.window is not None:
-            ring = _ring_plan(row, spec.window, q0, device)
+            ring = ring_plan(row, spec.window, q0, device)
             rows.append(RowPlan(q0, q1, Route.RING, span, scratch.views(span, span.lo), row.start, span.lo, ring=ring))
         else:
             mappings.append(table.slot_mapping(group, row.start, row.stop))
@@ -123,7 +123,8 @@ def _block_writes(
     )
 
 
-def _ring_plan(row: StepRow, window: int, q0: int, device: torch.device) -> RingPlan:
+def ring_plan(row: StepRow, window: int, q0: int, device: torch.device) -> RingPlan:
+    """Ring rows of a step whose first packed token is `q0`."""
     base = row.slot * window
     kept_from = max(row.start, row.stop - window)
     rows = base + torch.arange(kept_from, row.stop, device=device) % window

@@ -16,6 +16,8 @@ class Route(Enum):
     DENSE = "dense"
     RING = "ring"
     GATHER = "gather"
+    FUSED_DECODE = "fused_decode"
+    VARLEN_PREFILL = "varlen_prefill"
 
 
 @dataclass(slots=True)
@@ -50,11 +52,9 @@ class RouteSwitches:
         native = _switch("OCTAVO_PAGED_ATTENTION_NATIVE")
         return cls(native=native, deterministic=_switch("OCTAVO_SDPA_DETERMINISTIC") or False)
 
-    def gather_reason(self, device_type: str) -> str:
-        """Why a paged row takes `gather`."""
-        if self.native is False:
-            return "OCTAVO_PAGED_ATTENTION_NATIVE=0"
-        return f"no fused kernel on {device_type}"
+    def refusal(self, why_none: str | None) -> str | None:
+        """Why paged rows take `gather`: a switch, or `why_none`, why no fused kernel serves them; None if one does."""
+        return "OCTAVO_PAGED_ATTENTION_NATIVE=0" if self.native is False else why_none
 
 
 def _switch(name: str) -> bool | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from pathlib import Path
 
+from octavo.environment import cache_home
 from octavo.errors import LoadError
 
 # Below this directory the store keeps its own records: manifests, locks, unfinished downloads.
@@ -20,22 +20,10 @@ def models_dir() -> Path:
     """
     try:
         chosen = os.environ.get("OCTAVO_MODELS")
-        root = Path(chosen).expanduser() if chosen else _cache_home() / "octavo" / "models"
+        root = Path(chosen).expanduser() if chosen else cache_home() / "octavo" / "models"
     except RuntimeError as error:
         raise LoadError(f"no home directory is known ({error}); set OCTAVO_MODELS to a directory for models") from error
     return root.absolute()
-
-
-def _cache_home() -> Path:
-    xdg = os.environ.get("XDG_CACHE_HOME")
-    if xdg and Path(xdg).is_absolute():  # the XDG specification has relative values ignored
-        return Path(xdg)
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches"
-    if sys.platform == "win32":
-        local = os.environ.get("LOCALAPPDATA")
-        return Path(local) if local else Path.home() / "AppData" / "Local"
-    return Path.home() / ".cache"
 
 
 def make_directory(directory: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -21,12 +22,15 @@ class DenseWeight:
         return self.weight.numel() * self.weight.itemsize
 
     def apply(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight)
+        return F.linear(x.to(self.weight.dtype), self.weight)
 
     def apply_float32(self, x: Tensor) -> Tensor:
         if self.weight.dtype == torch.float32:
             return F.linear(x, self.weight)
-        return torch.mm(x, self.weight.t(), out_dtype=torch.float32)
+        return torch.mm(x.to(self.weight.dtype), self.weight.t(), out_dtype=torch.float32)
+
+    def lookup(self, ids: Tensor) -> Tensor:
+        return self.weight[ids].float()
 
 
 class DenseRoute:
@@ -40,13 +44,20 @@ class DenseRoute:
     def properties(self) -> RouteProperties:
         error = 0.0 if self._dtype == torch.float32 else torch.finfo(self._dtype).eps / 2
         name = str(self._dtype).removeprefix("torch.")
-        return RouteProperties(name, False, error, float(self._dtype.itemsize), serves_embedding=True)
+        return RouteProperties(name, False, error)
+
+    @property
+    def serves_embedding(self) -> bool:
+        return True
 
     def refusal(self, shards: Sequence[QuantTensor]) -> str | None:
         return None
 
     def pack(self, shards: Sequence[QuantTensor]) -> DenseWeight:
         return DenseWeight(stack(shards, self._dtype).to(self._device))
+
+    def packed_bytes(self, shard: QuantTensor) -> int:
+        return math.prod(shard.shape) * self._dtype.itemsize
 
 
 def stack(shards: Sequence[QuantTensor], dtype: torch.dtype) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo.layers.linear.route import RouteProperties
-from octavo.layers.quant_tensor import QuantTensor
+from octavo.layers.quant_tensor import AffineGroups, QuantTensor
 
 _GROUPS = (32, 64, 128, 256)
 
@@ -24,11 +24,16 @@ class Int4Weight:
         return self._packed.numel() * self._packed.itemsize + self._scale_and_zero.numel() * 2
 
     def apply(self, x: Tensor) -> Tensor:
-        y: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, self._packed, self._group, self._scale_and_zero)
+        y: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
+            x.bfloat16(), self._packed, self._group, self._scale_and_zero
+        )
         return y
 
     def apply_float32(self, x: Tensor) -> Tensor:
         return self.apply(x).float()
+
+    def lookup(self, ids: Tensor) -> Tensor:
+        raise NotImplementedError
 
 
 class Int4Route:
@@ -40,16 +45,20 @@ class Int4Route:
     @property
     def properties(self) -> RouteProperties:
         # Scale and offset are both rounded, and |scale · code| and |offset| are at most twice the largest weight.
-        return RouteProperties("int4", True, 2 * torch.finfo(torch.bfloat16).eps, bytes_per_weight=0.5 + 4 / 32)
+        return RouteProperties("int4", True, 2 * torch.finfo(torch.bfloat16).eps)
+
+    @property
+    def serves_embedding(self) -> bool:
+        return False
 
     def refusal(self, shards: Sequence[QuantTensor]) -> str | None:
         for shard in shards:
-            # One row tells the encoding without reading the rest.
-            groups = shard.rows(0, 1).affine_groups()
-            if groups is None:
+            form = shard.affine_shape()
+            if form is None or form.bits != 4:
                 return f"{shard.name} is {shard.format}, which is not a 4-bit affine encoding"
-            if groups.group not in _GROUPS or groups.group != shards[0].rows(0, 1).affine_groups().group:  # type: ignore[union-attr]
-                return f"{shard.name} has groups of {groups.group}"
+            first = shards[0].affine_shape()
+            if form.group not in _GROUPS or first is None or form.group != first.group:
+                return f"{shard.name} has groups of {form.group}"
             if shard.shape[0] % 16:
                 return f"{shard.name} has {shard.shape[0]} rows, not a multiple of 16"
         return None
@@ -60,6 +69,16 @@ class Int4Route:
         packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.to(torch.int32), 1)
         scale = torch.cat([part.scale for part in parts])
         # The kernel computes (code - 8) · scale + zero.
-        zero = torch.cat([part.minimum for part in parts]) + 8 * scale
+        zero = torch.cat([_zero(part) for part in parts])
         pair = torch.stack((scale.t(), zero.t()), dim=-1).to(torch.bfloat16).contiguous()  # [K / group, N, 2]
         return Int4Weight(packed, pair, parts[0].group)
+
+    def packed_bytes(self, shard: QuantTensor) -> int:
+        form = shard.affine_shape()
+        assert form is not None
+        return shard.shape[0] * (shard.shape[1] // 2 + 4 * (shard.shape[1] // form.group))
+
+
+def _zero(part: AffineGroups) -> Tensor:
+    zero = (8 - part.zero) * part.scale
+    return zero if part.minimum is None else zero + part.minimum

@@ -24,11 +24,14 @@ class Int8Weight:
         return self._codes.numel() + self._scale.numel() * self._scale.itemsize
 
     def apply(self, x: Tensor) -> Tensor:
-        y: Tensor = torch.ops.aten._weight_int8pack_mm(x, self._codes, self._scale)
+        y: Tensor = torch.ops.aten._weight_int8pack_mm(x.to(self._scale.dtype), self._codes, self._scale)
         return y
 
     def apply_float32(self, x: Tensor) -> Tensor:
         return self.apply(x).float()
+
+    def lookup(self, ids: Tensor) -> Tensor:
+        raise NotImplementedError
 
 
 class Int8Route:
@@ -39,7 +42,11 @@ class Int8Route:
 
     @property
     def properties(self) -> RouteProperties:
-        return RouteProperties("int8", True, 0.5 / 127 + torch.finfo(self._dtype).eps / 2, bytes_per_weight=1.0)
+        return RouteProperties("int8", True, 0.5 / 127 + torch.finfo(self._dtype).eps / 2)
+
+    @property
+    def serves_embedding(self) -> bool:
+        return False
 
     def refusal(self, shards: Sequence[QuantTensor]) -> str | None:
         if shards[0].shape[1] % 32:
@@ -51,3 +58,6 @@ class Int8Route:
         scale = (weight.abs().amax(1) / 127).clamp_(min=1e-12).to(self._dtype)
         codes = (weight / scale.float()[:, None]).round_().clamp_(-128, 127).to(torch.int8)
         return Int8Weight(codes, scale)
+
+    def packed_bytes(self, shard: QuantTensor) -> int:
+        return shard.shape[0] * (shard.shape[1] + self._dtype.itemsize)

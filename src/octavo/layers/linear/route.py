@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from octavo.config import WeightsChoice
 from octavo.errors import InvalidRequest
+from octavo.kernels.cpu import library
 from octavo.layers.quant_tensor import QuantTensor
 
 
@@ -19,16 +19,12 @@ from octavo.layers.quant_tensor import QuantTensor
 class RouteProperties:
     """What a route promises. `row_invariant`: a row's result is bitwise the same at every row count.
 
-    `weight_error` bounds |packed - w| relative to the largest |w| of its scale group (0: exact). `bytes_per_weight` is
-    memory per element, for the ledger. `serves_embedding`: the packed table can be looked up, so that a tied embedding
-    needs no copy.
+    `weight_error` bounds |packed - w| relative to the largest |w| of its scale group (0: exact).
     """
 
     name: str
     row_invariant: bool
     weight_error: float
-    bytes_per_weight: float
-    serves_embedding: bool = False
 
 
 class PackedWeight(Protocol):
@@ -38,11 +34,15 @@ class PackedWeight(Protocol):
     def num_bytes(self) -> int: ...
 
     def apply(self, x: Tensor) -> Tensor:
-        """x [T, K] in the compute dtype -> [T, N] in the compute dtype."""
+        """x [T, K] float32, rounded to what the kernel takes -> [T, N], float32 or the compute dtype."""
         ...
 
     def apply_float32(self, x: Tensor) -> Tensor:
         """Like `apply`, but [T, N] float32, not rounded to the compute dtype: for logits."""
+        ...
+
+    def lookup(self, ids: Tensor) -> Tensor:
+        """Rows `ids` [T] int64 -> [T, K] float32. Only where the route can: see `LinearRoute.serves_embedding`."""
         ...
 
 
@@ -60,61 +60,62 @@ class LinearRoute(Protocol):
         """Pack shards [N_i, K], stacked along N."""
         ...
 
+    def packed_bytes(self, shard: QuantTensor) -> int:
+        """Bytes that a shard which is not refused takes packed."""
+        ...
+
+    @property
+    def serves_embedding(self) -> bool:
+        """Whether rows of a packed weight can be looked up, so that a tied embedding needs no copy."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class RouteChoice:
-    """The routes of a model's linears, per phase, and the one for the output head and for what they refuse."""
+    """The route of a model's weights, and the one for those that it refuses."""
 
-    prompt: LinearRoute
-    generated: LinearRoute
+    first: LinearRoute
     fallback: LinearRoute
 
-    @property
-    def by_phase(self) -> bool:
-        """True if the two phases are multiplied differently, and so must be computed apart."""
-        return self.prompt is not self.generated
+    def route(self, shards: Sequence[QuantTensor]) -> LinearRoute:
+        return self.first if self.first.refusal(shards) is None else self.fallback
 
     @property
     def description(self) -> str:
         """The routes in a few words."""
-        if not self.by_phase:
-            return self.prompt.properties.name
-        prompt, generated = self.prompt.properties.name, self.generated.properties.name
-        return f"{prompt}, {generated} for generated tokens where the file has it"
+        if self.first is self.fallback:
+            return self.first.properties.name
+        return f"{self.first.properties.name}, else {self.fallback.properties.name}"
 
     @property
     def row_invariant(self) -> bool:
-        return all(route.properties.row_invariant for route in (self.prompt, self.generated, self.fallback))
-
-    def weight_bytes(self, shard: QuantTensor) -> int:
-        """Bytes that `shard` takes packed, alone."""
-        routes = {route for route in (self.prompt, self.generated) if route.refusal([shard]) is None}
-        widths = [route.properties.bytes_per_weight for route in routes or {self.fallback}]
-        return int(math.prod(shard.shape) * sum(widths))
+        return self.first.properties.row_invariant and self.fallback.properties.row_invariant
 
 
 def choose_route(weights: WeightsChoice, dtype: torch.dtype, device: torch.device) -> RouteChoice:
-    """`full` keeps weights in the compute dtype; `int8` and `int4` trade accuracy or prefill speed for memory.
+    """`auto` keeps quantised weights as the file has them where there is a kernel for that, in 16-bit compute on a CPU.
 
-    `auto` is `full`, and in bfloat16 on a CPU generated tokens read 4-bit weights where the file has them: a single
-    row's speed is that of memory, a prompt's that of arithmetic. Raises `InvalidRequest` for a choice that no tensor
-    could take.
+    There `full` keeps all weights in the compute dtype; `int8` and `int4` take torch's kernels for narrow weights.
+    Raises `InvalidRequest` for a choice that no tensor could take.
     """
+    from octavo.layers.linear.affine_route import AffineRoute
     from octavo.layers.linear.dense_route import DenseRoute
     from octavo.layers.linear.int4_route import Int4Route
     from octavo.layers.linear.int8_route import Int8Route
     from octavo.layers.linear.tiled_route import TiledRoute
 
-    on_cpu = device.type == "cpu"
-    full: LinearRoute = TiledRoute(dtype) if on_cpu and dtype != torch.float32 else DenseRoute(dtype, device)
+    sixteen_bit_cpu = device.type == "cpu" and dtype != torch.float32
+    full: LinearRoute = TiledRoute(dtype) if sixteen_bit_cpu else DenseRoute(dtype, device)
     if weights in ("int8", "int4"):
-        if not on_cpu or dtype != torch.bfloat16:
+        if device.type != "cpu" or dtype != torch.bfloat16:
             raise InvalidRequest(
                 f"weights {weights} need bfloat16 compute on a CPU, not {str(dtype).removeprefix('torch.')} on "
                 f"{device.type}; use --weights full"
             )
-        route: LinearRoute = Int8Route(dtype) if weights == "int8" else Int4Route(dtype)
-        return RouteChoice(route, route, full)
-    if weights == "auto" and on_cpu and dtype == torch.bfloat16:
-        return RouteChoice(full, Int4Route(dtype), full)
-    return RouteChoice(full, full, full)
+        return RouteChoice(Int8Route(dtype) if weights == "int8" else Int4Route(dtype), full)
+    if weights == "auto" and sixteen_bit_cpu:
+        if library.load().functions is not None:
+            return RouteChoice(AffineRoute(), full)
+        if dtype == torch.bfloat16:
+            return RouteChoice(Int4Route(dtype), full)
+    return RouteChoice(full, full)

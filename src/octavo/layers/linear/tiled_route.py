@@ -7,6 +7,7 @@ each shape at start-up; where it does not hold, every tile is padded to exactly 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -28,6 +29,7 @@ class TiledWeight:
 
     def __init__(self, weight: Tensor, packed: bool, uniform: bool, num_bytes: int) -> None:
         self._weight = weight
+        self._dtype = weight.dtype
         self._packed = packed
         self._uniform = uniform
         self._num_bytes = num_bytes
@@ -37,13 +39,17 @@ class TiledWeight:
         return self._num_bytes
 
     def apply(self, x: Tensor) -> Tensor:
+        x = x.to(self._dtype)
         if x.shape[0] <= TILE:
             return self._tile(x)
         return torch.cat([self._tile(tile) for tile in x.split(TILE)])
 
     def apply_float32(self, x: Tensor) -> Tensor:
         """The product and, in a second pass, what rounding it to 16 bit lost: about 2⁻¹⁷ relative to the larger."""
-        return torch.cat([self._tile_float32(tile) for tile in x.split(TILE)])
+        return torch.cat([self._tile_float32(tile) for tile in x.to(self._dtype).split(TILE)])
+
+    def lookup(self, ids: Tensor) -> Tensor:
+        raise NotImplementedError
 
     def _tile(self, x: Tensor) -> Tensor:
         if self._uniform:
@@ -80,7 +86,11 @@ class TiledRoute:
     @property
     def properties(self) -> RouteProperties:
         name = "tiled " + str(self._dtype).removeprefix("torch.")
-        return RouteProperties(name, True, torch.finfo(self._dtype).eps / 2, float(self._dtype.itemsize))
+        return RouteProperties(name, True, torch.finfo(self._dtype).eps / 2)
+
+    @property
+    def serves_embedding(self) -> bool:
+        return False
 
     def refusal(self, shards: Sequence[QuantTensor]) -> str | None:
         return None
@@ -95,6 +105,9 @@ class TiledRoute:
         if shape not in self._uniform:
             self._uniform[shape] = _tile_is_uniform(packed, shape[1], self._dtype)
         return TiledWeight(packed, packed=True, uniform=self._uniform[shape], num_bytes=num_bytes)
+
+    def packed_bytes(self, shard: QuantTensor) -> int:
+        return math.prod(shard.shape) * self._dtype.itemsize
 
 
 def _can_pack(dtype: torch.dtype) -> bool:

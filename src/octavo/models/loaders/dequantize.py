@@ -7,11 +7,12 @@ are rounded separately, in the order of ggml's reference, so that every decoder 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from octavo.layers.quant_tensor import AffineGroups
+from octavo.layers.quant_tensor import AffineGroups, AffineShape
 from octavo.models.loaders.encodings import Encoding
 
 # Entry b spreads the bits of byte b over eight bytes, as 16 where the bit is set: the fifth bit of eight codes.
@@ -27,12 +28,18 @@ def decode_blocks(encoding: Encoding, blocks: Tensor) -> Tensor:
 
 
 def affine_blocks(encoding: Encoding, blocks: Tensor) -> AffineGroups | None:
-    """The 4-bit affine form of the blocks, with N = num_blocks and K = block_size; None if they have none."""
-    splitter = _SPLITTERS.get(encoding.name)
-    if splitter is None:
+    """The affine form of the blocks, with N = num_blocks and K = block_size; None if they have none."""
+    form = _AFFINE.get(encoding.name)
+    if form is None:
         return None
-    codes, scale, minimum = splitter(blocks)
-    return AffineGroups(codes, scale, minimum, group=32)
+    codes, scale, minimum = form.split(blocks)
+    return AffineGroups(codes, scale, minimum, form.zero, form.bits, form.group)
+
+
+def affine_shape(encoding: Encoding) -> AffineShape | None:
+    """The form that `affine_blocks` gives for this encoding."""
+    form = _AFFINE.get(encoding.name)
+    return None if form is None else AffineShape(form.bits, form.group, form.has_minimum)
 
 
 def _half(blocks: Tensor, offset: int) -> Tensor:
@@ -75,14 +82,17 @@ def _q4_1(blocks: Tensor) -> Tensor:
     return values.mul_(_half(blocks, 0)).add_(_half(blocks, 2))
 
 
+def _codes_q5(blocks: Tensor, offset: int) -> Tensor:
+    """Codes of a Q5_0 or Q5_1 block, whose fifth bits begin at byte `offset`: [num_blocks, 32] uint8."""
+    return _nibbles(blocks[:, offset + 4 :]).view(-1, 32).bitwise_or_(_fifth_bits(blocks[:, offset : offset + 4]))
+
+
 def _q5_0(blocks: Tensor) -> Tensor:
-    codes = _nibbles(blocks[:, 6:]).view(-1, 32).bitwise_or_(_fifth_bits(blocks[:, 2:6]))
-    return codes.float().sub_(16.0).mul_(_half(blocks, 0))
+    return _codes_q5(blocks, 2).float().sub_(16.0).mul_(_half(blocks, 0))
 
 
 def _q5_1(blocks: Tensor) -> Tensor:
-    codes = _nibbles(blocks[:, 8:]).view(-1, 32).bitwise_or_(_fifth_bits(blocks[:, 4:8]))
-    return codes.float().mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+    return _codes_q5(blocks, 4).float().mul_(_half(blocks, 0)).add_(_half(blocks, 2))
 
 
 def _q8_0(blocks: Tensor) -> Tensor:
@@ -101,43 +111,81 @@ def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
     return (_half(blocks, 0) * scale.float())[..., None], (_half(blocks, 2) * minimum.float())[..., None]
 
 
-def _q4_k(blocks: Tensor) -> Tensor:
-    scale, minimum = _k_scales(blocks)
-    codes = _nibbles(blocks[:, 16:].view(-1, 4, 32)).view(-1, 8, 32)
-    return codes.float().mul_(scale).sub_(minimum).view(-1, 256)
+def _codes_q4_k(blocks: Tensor) -> Tensor:
+    return _nibbles(blocks[:, 16:].view(-1, 4, 32)).view(-1, 8, 32)
 
 
-def _q5_k(blocks: Tensor) -> Tensor:
-    scale, minimum = _k_scales(blocks)
+def _codes_q5_k(blocks: Tensor) -> Tensor:
     codes = _nibbles(blocks[:, 48:].view(-1, 4, 32)).view(-1, 8, 32)
     # Bit g of byte i of the high plane belongs to value i of group g.
     shifts = torch.arange(8, dtype=torch.uint8)[None, :, None]
     codes |= ((blocks[:, None, 16:48] >> shifts) & 1) << 4
-    return codes.float().mul_(scale).sub_(minimum).view(-1, 256)
+    return codes
 
 
-def _q6_k(blocks: Tensor) -> Tensor:
-    scale = _half(blocks, 208) * blocks[:, 192:208].view(torch.int8).float()  # [num_blocks, 16]
+def _codes_q6_k(blocks: Tensor) -> Tensor:
+    """[num_blocks, 2, 4, 32] uint8, in the order of the values."""
     # Each half of the block: 64 bytes of low nibbles, 32 bytes whose bit pairs top up four runs of 32 values.
     codes = _nibbles(blocks[:, :128].view(-1, 2, 64)).view(-1, 2, 4, 32)
     shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]
     codes |= ((blocks[:, 128:192].view(-1, 2, 1, 32) >> shifts) & 3) << 4
-    return codes.view(-1, 16, 16).float().sub_(32.0).mul_(scale[..., None]).view(-1, 256)
+    return codes
 
 
-def _split_q4_0(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    scale = _half(blocks, 0)
-    return _nibbles(blocks[:, 2:]).view(-1, 32), scale, scale * -8.0
+def _q6_k_scales(blocks: Tensor) -> Tensor:
+    return _half(blocks, 208) * blocks[:, 192:208].view(torch.int8).float()  # [num_blocks, 16]
 
 
-def _split_q4_1(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _q4_k(blocks: Tensor) -> Tensor:
+    scale, minimum = _k_scales(blocks)
+    return _codes_q4_k(blocks).float().mul_(scale).sub_(minimum).view(-1, 256)
+
+
+def _q5_k(blocks: Tensor) -> Tensor:
+    scale, minimum = _k_scales(blocks)
+    return _codes_q5_k(blocks).float().mul_(scale).sub_(minimum).view(-1, 256)
+
+
+def _q6_k(blocks: Tensor) -> Tensor:
+    values = _codes_q6_k(blocks).view(-1, 16, 16).float().sub_(32.0)
+    return values.mul_(_q6_k_scales(blocks)[..., None]).view(-1, 256)
+
+
+Split = tuple[Tensor, Tensor, Tensor | None]  # codes, scale, minimum
+
+
+def _split_q4_0(blocks: Tensor) -> Split:
+    return _nibbles(blocks[:, 2:]).view(-1, 32), _half(blocks, 0), None
+
+
+def _split_q4_1(blocks: Tensor) -> Split:
     return _nibbles(blocks[:, 4:]).view(-1, 32), _half(blocks, 0), _half(blocks, 2)
 
 
-def _split_q4_k(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _split_q5_0(blocks: Tensor) -> Split:
+    return _codes_q5(blocks, 2), _half(blocks, 0), None
+
+
+def _split_q5_1(blocks: Tensor) -> Split:
+    return _codes_q5(blocks, 4), _half(blocks, 0), _half(blocks, 2)
+
+
+def _split_q8_0(blocks: Tensor) -> Split:
+    return blocks[:, 2:] ^ 128, _half(blocks, 0), None  # from two's complement to an offset of 128
+
+
+def _split_q4_k(blocks: Tensor) -> Split:
     scale, minimum = _k_scales(blocks)
-    codes = _nibbles(blocks[:, 16:].view(-1, 4, 32)).view(-1, 256)
-    return codes, scale[..., 0], -minimum[..., 0]
+    return _codes_q4_k(blocks).view(-1, 256), scale[..., 0], -minimum[..., 0]
+
+
+def _split_q5_k(blocks: Tensor) -> Split:
+    scale, minimum = _k_scales(blocks)
+    return _codes_q5_k(blocks).view(-1, 256), scale[..., 0], -minimum[..., 0]
+
+
+def _split_q6_k(blocks: Tensor) -> Split:
+    return _codes_q6_k(blocks).view(-1, 256), _q6_k_scales(blocks), None
 
 
 def _decode_with_gguf(encoding: Encoding, blocks: Tensor) -> Tensor:
@@ -162,8 +210,23 @@ _DECODERS: dict[str, Callable[[Tensor], Tensor]] = {
     "Q6_K": _q6_k,
 }
 
-_SPLITTERS: dict[str, Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]] = {
-    "Q4_0": _split_q4_0,
-    "Q4_1": _split_q4_1,
-    "Q4_K": _split_q4_k,
+
+@dataclass(frozen=True, slots=True)
+class _AffineForm:
+    split: Callable[[Tensor], Split]
+    bits: int
+    zero: int
+    has_minimum: bool
+    group: int = 32
+
+
+_AFFINE: dict[str, _AffineForm] = {
+    "Q4_0": _AffineForm(_split_q4_0, 4, 8, False),
+    "Q4_1": _AffineForm(_split_q4_1, 4, 0, True),
+    "Q5_0": _AffineForm(_split_q5_0, 8, 16, False),
+    "Q5_1": _AffineForm(_split_q5_1, 8, 0, True),
+    "Q8_0": _AffineForm(_split_q8_0, 8, 128, False),
+    "Q4_K": _AffineForm(_split_q4_k, 4, 0, True),
+    "Q5_K": _AffineForm(_split_q5_k, 8, 0, True),
+    "Q6_K": _AffineForm(_split_q6_k, 8, 32, False, group=16),
 }

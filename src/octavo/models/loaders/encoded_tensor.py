@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.errors import LoadError
-from octavo.layers.quant_tensor import AffineGroups
-from octavo.models.loaders.dequantize import affine_blocks, decode_blocks
+from octavo.layers.quant_tensor import AffineGroups, AffineShape
+from octavo.models.loaders.dequantize import affine_blocks, affine_shape, decode_blocks
 from octavo.models.loaders.encodings import Encoding
 from octavo.models.loaders.mapped_file import Bytes
 
@@ -87,22 +87,30 @@ class EncodedTensor:
         first, last = self.encoding.row_bytes(start), self.encoding.row_bytes(stop)
         return replace(self, shape=(self.shape[0], stop - start), data=self.data[:, first:last])
 
+    def affine_shape(self) -> AffineShape | None:
+        """What `affine_groups` would hold, without reading anything."""
+        return None if len(self.shape) != 2 or self.shift else affine_shape(self.encoding)
+
     def affine_groups(self) -> AffineGroups | None:
-        """The 4-bit affine form of a Q4_0, Q4_1 or Q4_K matrix (groups of 32); None for other encodings."""
-        if len(self.shape) != 2 or self.shift or self.encoding.name not in ("Q4_0", "Q4_1", "Q4_K"):
+        """The affine form of a matrix whose encoding is one; None for other encodings."""
+        shape = self.affine_shape()
+        if shape is None:
             return None
         num_rows, row_length = self.shape
+        per_row = row_length // shape.group
         codes = torch.empty(num_rows, row_length, dtype=torch.uint8)
-        scale = torch.empty(num_rows, row_length // 32)
-        minimum = torch.empty_like(scale)
+        scale = torch.empty(num_rows, per_row)
+        minimum = torch.empty(num_rows, per_row) if shape.has_minimum else None
+        zero = 0
         for start, blocks in self._chunks():
             part = affine_blocks(self.encoding, blocks)
             assert part is not None
-            stop = start + part.codes.numel() // row_length
+            stop, zero = start + part.codes.numel() // row_length, part.zero
             codes[start:stop] = part.codes.view(-1, row_length)
-            scale[start:stop] = part.scale.view(-1, row_length // 32)
-            minimum[start:stop] = part.minimum.view(-1, row_length // 32)
-        return AffineGroups(codes, scale, minimum, group=32)
+            scale[start:stop] = part.scale.view(-1, per_row)
+            if minimum is not None and part.minimum is not None:
+                minimum[start:stop] = part.minimum.view(-1, per_row)
+        return AffineGroups(codes, scale, minimum, zero, shape.bits, shape.group)
 
     @property
     def _num_rows(self) -> int:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import LoadError
-from octavo.layers.quant_tensor import AffineGroups
+from octavo.layers.quant_tensor import AffineGroups, AffineShape
 from octavo.models.loaders.encoded_tensor import CHUNK_VALUES, EncodedTensor
 from octavo.models.loaders.fields import Fields
 from octavo.models.loaders.mapped_file import Bytes
@@ -80,14 +80,16 @@ class AffineTensor:
             biases=self.biases.columns(start // self.group, stop // self.group),
         )
 
-    def affine_groups(self) -> AffineGroups | None:
-        """The same numbers for 4 bits; None for 8."""
-        if self.bits != 4:
-            return None
+    def affine_shape(self) -> AffineShape:
+        """What `affine_groups` holds."""
+        return AffineShape(self.bits, self.group, has_minimum=True)
+
+    def affine_groups(self) -> AffineGroups:
+        """The same numbers."""
         codes = torch.empty(self.shape, dtype=torch.uint8)
         for start, part in self._code_chunks():
             codes[start : start + len(part)] = part
-        return AffineGroups(codes, self.scales.dequantize(), self.biases.dequantize(), self.group)
+        return AffineGroups(codes, self.scales.dequantize(), self.biases.dequantize(), 0, self.bits, self.group)
 
     def _code_chunks(self) -> Iterator[tuple[int, Tensor]]:
         """(first row, codes [rows, K] uint8) of runs of whole rows, copied from the file."""

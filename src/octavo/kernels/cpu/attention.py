@@ -1,0 +1,101 @@
+"""Attention straight from stored rows, by csrc/attention.c: no gathered copy, whatever storage the rows lie in."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from octavo.errors import CapacityError
+from octavo.kernels.cpu import library
+
+_DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+_MOST_QUERIES_PER_HEAD = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Packed tokens `[q0, q1)` of one sequence, the first at position `start`, and where its positions are stored.
+
+    Position p lies in row `blocks[p // block_size] * block_size + p % block_size`; without `blocks` (int64) in
+    `base + p % ring`, or `base + p` where `ring` is 0.
+    """
+
+    q0: int
+    q1: int
+    start: int
+    blocks: NDArray[np.int64] | None = None
+    block_size: int = 1
+    base: int = 0
+    ring: int = 0
+
+
+class StoredRows:
+    """Rows [num_rows, H, D] (any strides over rows and heads) as the kernels see them."""
+
+    def __init__(self, data: Tensor) -> None:
+        assert data.stride(2) == 1
+        self.data = data
+        self.struct = library.Rows(data.data_ptr(), data.stride(0), data.stride(1), _DTYPES[data.dtype], data.shape[2])
+        self.pointer = ctypes.addressof(self.struct)
+
+
+class AttentionStep:
+    """Sequences of one step, for every layer of a group."""
+
+    def __init__(self, placements: Sequence[Placement]) -> None:
+        self._tables = [p.blocks for p in placements]  # kept alive
+        self._structs = (library.Sequence * len(placements))()
+        for struct, p in zip(self._structs, placements, strict=True):
+            struct.first_token, struct.num_tokens, struct.start = p.q0, p.q1 - p.q0, p.start
+            struct.blocks = None if p.blocks is None else p.blocks.ctypes.data
+            struct.block_size, struct.base, struct.ring = p.block_size, p.base, p.ring
+        self.pointer = ctypes.addressof(self._structs)
+        self.count = len(placements)
+
+
+class AttentionKernel:
+    """Causal attention with one shape of heads."""
+
+    def __init__(
+        self, num_q_heads: int, num_kv_heads: int, scale: float, window: int | None, softcap: float | None
+    ) -> None:
+        functions = library.load().functions
+        assert functions is not None
+        self._functions = functions
+        self._num_kv_heads = num_kv_heads
+        self._heads = library.Heads(num_q_heads, num_kv_heads, window or 0, scale, softcap or 0.0)
+        self._pointer = ctypes.addressof(self._heads)
+
+    @staticmethod
+    def refusal(num_q_heads: int, num_kv_heads: int, k_dim: int, v_dim: int) -> str | None:
+        """Why the kernel cannot serve such heads on this machine; None if it can."""
+        if library.load().functions is None:
+            return library.load().reason
+        if k_dim % 16 or v_dim % 16:
+            return f"heads of {k_dim} and {v_dim} elements, not multiples of 16"
+        if num_q_heads // num_kv_heads > _MOST_QUERIES_PER_HEAD:
+            return f"{num_q_heads // num_kv_heads} query heads share a K/V head, more than {_MOST_QUERIES_PER_HEAD}"
+        return None
+
+    def store(self, values: Tensor, rows: StoredRows, step: AttentionStep) -> None:
+        """values [T, Hkv, D] float32 (any stride over tokens) into the rows of their positions."""
+        self._functions.octavo_store(
+            values.data_ptr(), values.stride(0), self._num_kv_heads, rows.pointer, step.pointer, step.count
+        )
+
+    def run(self, q: Tensor, k: StoredRows, v: StoredRows, step: AttentionStep, out: Tensor) -> None:
+        """q [T, Hq, Dk] float32 (any stride over tokens) over stored rows, the step's own included.
+
+        The tokens of `step` go to out [T, Hq, Dv] float32, contiguous.
+        """
+        failed = self._functions.octavo_attend(
+            q.data_ptr(), q.stride(0), k.pointer, v.pointer, step.pointer, step.count, self._pointer, out.data_ptr()
+        )
+        if failed:
+            raise CapacityError("no memory is left for attention's workspace; lower --threads or --max-context")

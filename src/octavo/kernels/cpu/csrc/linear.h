@@ -1,0 +1,20 @@
+// Products with weights of 4 or 8 bits. See linear.c.
+#ifndef OCTAVO_LINEAR_H
+#define OCTAVO_LINEAR_H
+
+#include <stdint.h>
+
+// Rows [0, rows) of a matrix as `pack` laid them out. A weight is (code - zero) * scale + minimum.
+typedef struct {
+    const uint8_t *data;
+    int64_t rows;
+    int32_t bits;        // 4 or 8 per code
+    int32_t group;       // consecutive columns that share a scale: 16 or 32
+    int32_t zero;        // what a code of no value is
+    int32_t has_minimum; // 0: there are none
+    float unit;          // scales and minima are stored as float16, divided by this power of two
+} octavo_weight;
+
+int64_t octavo_packed_bytes(int64_t rows, int64_t columns, int32_t bits, int32_t group, int32_t has_minimum);
+
+#endif

@@ -1,0 +1,123 @@
+// Norms, rotary embedding, gates: one row at a time, so that a row never depends on its neighbours.
+
+#include <math.h>
+
+#include "pool.h"
+#include "vec.h"
+
+enum { VALUES_PER_ITEM = 16384 }; // some microseconds of work: less is not worth handing out
+
+static int64_t rows_per_item(int64_t width) {
+    int64_t rows = VALUES_PER_ITEM / (width < 1 ? 1 : width);
+    return rows < 1 ? 1 : rows;
+}
+
+// x · weight / sqrt(mean(x²) + eps) over n values. `y` may be `x`.
+static void norm_row(const float *x, const float *weight, int64_t n, float eps, float *y) {
+    vf sums[NV];
+    float tail = 0.0f;
+    int64_t whole = n / LANES * LANES;
+    for (int v = 0; v < NV; v++) sums[v] = splat(0.0f);
+    for (int64_t i = 0; i < whole; i += LANES)
+        for (int v = 0; v < NV; v++) {
+            vf value = load(x + i + v * VL);
+            sums[v] = fma_v(value, value, sums[v]);
+        }
+    for (int64_t i = whole; i < n; i++) tail += x[i] * x[i];
+    const float factor = 1.0f / sqrtf((sum_lanes(sums) + tail) / (float)n + eps);
+    for (int64_t i = 0; i < whole; i += VL) store(y + i, load(x + i) * splat(factor) * load(weight + i));
+    for (int64_t i = whole; i < n; i++) y[i] = x[i] * factor * weight[i];
+}
+
+typedef struct {
+    const float *x, *weight;
+    float *y;
+    int64_t width;
+    float eps;
+} norm_job;
+
+static void norm_item(void *job, int64_t first, int64_t last) {
+    const norm_job *j = job;
+    for (int64_t row = first; row < last; row++)
+        norm_row(j->x + row * j->width, j->weight, j->width, j->eps, j->y + row * j->width);
+}
+
+// x, y [rows, width] contiguous.
+void octavo_rms_norm(const float *x, const float *weight, int64_t rows, int64_t width, float eps, float *y) {
+    norm_job job = {x, weight, y, width, eps};
+    octavo_parallel(rows, rows_per_item(width), norm_item, &job);
+}
+
+typedef struct {
+    float *x;
+    int64_t stride, num_q, num_k, dim;
+    const float *cos, *sin, *q_weight, *k_weight;
+    float eps;
+} rotate_job;
+
+static void rotate_item(void *job, int64_t first, int64_t last) {
+    const rotate_job *j = job;
+    const int64_t half = j->dim / 2;
+    for (int64_t token = first; token < last; token++) {
+        const float *cos = j->cos + token * j->dim, *sin = j->sin + token * j->dim;
+        for (int64_t head = 0; head < j->num_q + j->num_k; head++) {
+            float *x = j->x + token * j->stride + head * j->dim;
+            const float *weight = head < j->num_q ? j->q_weight : j->k_weight;
+            if (weight) norm_row(x, weight, j->dim, j->eps, x);
+            int64_t i = 0;
+            for (; i + VL <= half; i += VL) {
+                vf a = load(x + i), b = load(x + half + i);
+                store(x + i, fma_v(b, load(sin + i), a * load(cos + i)));
+                store(x + half + i, fma_v(a, load(sin + half + i), b * load(cos + half + i)));
+            }
+            for (; i < half; i++) {
+                float a = x[i], b = x[half + i];
+                x[i] = a * cos[i] + b * sin[i];
+                x[half + i] = b * cos[half + i] + a * sin[half + i];
+            }
+        }
+    }
+}
+
+// In place: the first num_q + num_k heads of every row of x (rows `stride` apart) are normalised, where there is a
+// weight [dim] for them, and rotated by cos and sin [rows, dim], where sin carries the sign of its half.
+void octavo_rotate(float *x, int64_t rows, int64_t stride, int64_t num_q, int64_t num_k, int64_t dim, const float *cos,
+                   const float *sin, const float *q_weight, const float *k_weight, float eps) {
+    rotate_job job = {x, stride, num_q, num_k, dim, cos, sin, q_weight, k_weight, eps};
+    octavo_parallel(rows, rows_per_item((num_q + num_k) * dim), rotate_item, &job);
+}
+
+typedef struct {
+    const float *x;
+    float *y;
+    int64_t width;
+    int32_t gelu;
+} gate_job;
+
+// SiLU, or GELU in its tanh form: x · sigmoid(x), and x · sigmoid(2 · sqrt(2/pi) · (x + 0.044715 x³)).
+INLINE vf activate(vf x, int gelu) {
+    vf inner = gelu ? splat(1.5957691216f) * fma_v(splat(0.044715f) * x * x, x, x) : x;
+    return x / (splat(1.0f) + exp_v(-inner));
+}
+
+static void gate_item(void *job, int64_t first, int64_t last) {
+    const gate_job *j = job;
+    for (int64_t row = first; row < last; row++) {
+        const float *gate = j->x + row * 2 * j->width, *up = gate + j->width;
+        float *y = j->y + row * j->width;
+        int64_t i = 0;
+        for (; i + VL <= j->width; i += VL) store(y + i, activate(load(gate + i), j->gelu) * load(up + i));
+        if (i < j->width) {
+            float padded[VL] = {0};
+            for (int64_t k = i; k < j->width; k++) padded[k - i] = gate[k];
+            vf value = activate(load(padded), j->gelu);
+            for (int64_t k = i; k < j->width; k++) y[k] = value[k - i] * up[k];
+        }
+    }
+}
+
+// x [rows, 2 * width], gates before values -> y [rows, width] = activation(gate) · value.
+void octavo_gate(const float *x, int64_t rows, int64_t width, int32_t gelu, float *y) {
+    gate_job job = {x, y, width, gelu};
+    octavo_parallel(rows, rows_per_item(4 * width), gate_item, &job);
+}

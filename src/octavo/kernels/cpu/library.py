@@ -1,0 +1,125 @@
+"""The compiled kernels as a Python object, loaded once per process, or the reason why there are none."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from functools import cache
+
+from octavo.errors import InvalidRequest
+from octavo.kernels.cpu.build import BuildError, compiled_library
+
+
+class WeightPart(ctypes.Structure):
+    """`octavo_weight`: rows of a matrix that share an encoding."""
+
+    _fields_ = (
+        ("data", c_void_p),
+        ("rows", c_int64),
+        ("bits", c_int32),
+        ("group", c_int32),
+        ("zero", c_int32),
+        ("has_minimum", c_int32),
+        ("unit", c_float),
+    )
+
+
+class Sequence(ctypes.Structure):
+    """`octavo_sequence`: one sequence's part of a step, and where its positions lie."""
+
+    _fields_ = (
+        ("first_token", c_int64),
+        ("num_tokens", c_int64),
+        ("start", c_int64),
+        ("blocks", c_void_p),
+        ("block_size", c_int64),
+        ("base", c_int64),
+        ("ring", c_int64),
+    )
+
+
+class Rows(ctypes.Structure):
+    """`octavo_rows`: stored keys or values."""
+
+    _fields_ = (
+        ("data", c_void_p),
+        ("row_stride", c_int64),
+        ("head_stride", c_int64),
+        ("dtype", c_int32),
+        ("dim", c_int32),
+    )
+
+
+class Heads(ctypes.Structure):
+    """`octavo_heads`: what all sequences of a group of layers share."""
+
+    _fields_ = (
+        ("num_q_heads", c_int64),
+        ("num_kv_heads", c_int64),
+        ("window", c_int64),
+        ("scale", c_float),
+        ("softcap", c_float),
+    )
+
+
+_PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
+    "octavo_set_threads": (c_int32, (c_int32,)),
+    "octavo_packed_bytes": (c_int64, (c_int64, c_int64, c_int32, c_int32, c_int32)),
+    "octavo_pack": (None, (c_void_p, c_void_p, c_void_p, c_int64, POINTER(WeightPart))),
+    "octavo_linear": (c_int32, (c_void_p, c_int32, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int64)),
+    "octavo_lookup": (None, (c_void_p, c_int64, c_void_p, c_int64, c_void_p)),
+    "octavo_rms_norm": (None, (c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p)),
+    "octavo_rotate": (
+        None,
+        (c_void_p, c_int64, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_float),
+    ),
+    "octavo_gate": (None, (c_void_p, c_int64, c_int64, c_int32, c_void_p)),
+    "octavo_store": (None, (c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64)),
+    "octavo_attend": (c_int32, (c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p)),
+    "octavo_instructions": (ctypes.c_char_p, ()),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """`functions` has the C functions by name, with their types; None where there are none, for `reason`."""
+
+    functions: ctypes.CDLL | None
+    reason: str
+    freshly_compiled: bool = False
+
+    @property
+    def instructions(self) -> str:
+        """The instructions that the kernels were compiled for, e.g. `avx512-vnni + amx-int8`."""
+        assert self.functions is not None
+        return str(self.functions.octavo_instructions().decode())
+
+
+@cache
+def load() -> Library:
+    """The kernels, compiled now if need be (some seconds, once). `OCTAVO_CPU_KERNELS=0` does without."""
+    wanted = os.environ.get("OCTAVO_CPU_KERNELS", "")
+    if wanted not in ("", "0", "1"):
+        raise InvalidRequest(f"OCTAVO_CPU_KERNELS is {wanted!r}; set it to 0 or 1, or unset it")
+    if wanted == "0":
+        return Library(None, "OCTAVO_CPU_KERNELS=0")
+    try:
+        path, present = compiled_library()
+        functions = ctypes.CDLL(str(path))
+        for name, (result, arguments) in _PROTOTYPES.items():
+            function = getattr(functions, name)
+            function.restype, function.argtypes = result, arguments
+    except BuildError as error:
+        return Library(None, str(error))
+    except (OSError, AttributeError) as error:
+        return Library(None, f"the compiled kernels cannot be loaded: {error}")
+    return Library(functions, "", not present)
+
+
+def set_threads(threads: int) -> None:
+    """Threads that kernels share work over from now on, in the whole process."""
+    functions = load().functions
+    if functions is not None:
+        functions.octavo_set_threads(threads)

@@ -1,0 +1,61 @@
+"""Norms, rotary embedding and gates of rows, by csrc/rowwise.c."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.cpu.library import load
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [..., N] and weight [N] float32 -> x · weight / sqrt(mean(x²) + eps), contiguous."""
+    functions = load().functions
+    assert functions is not None
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    width = x.shape[-1]
+    functions.octavo_rms_norm(x.data_ptr(), weight.data_ptr(), x.numel() // width, width, eps, y.data_ptr())
+    return y
+
+
+def rotate_heads_(
+    qkv: Tensor,
+    num_q: int,
+    num_k: int,
+    cos: Tensor,
+    sin: Tensor,
+    norms: tuple[Tensor, Tensor] | None,
+    eps: float,
+) -> None:
+    """Normalise (with the weights of q and k, if there are `norms`) and rotate the first heads, in place.
+
+    qkv [T, H, D] float32, contiguous; its first `num_q` heads are queries, the next `num_k` keys. cos and sin
+    [T, D] float32; sin carries the sign of each half.
+    """
+    functions = load().functions
+    assert functions is not None
+    num_tokens, num_heads, dim = qkv.shape
+    functions.octavo_rotate(
+        qkv.data_ptr(),
+        num_tokens,
+        num_heads * dim,
+        num_q,
+        num_k,
+        dim,
+        cos.data_ptr(),
+        sin.data_ptr(),
+        None if norms is None else norms[0].data_ptr(),
+        None if norms is None else norms[1].data_ptr(),
+        eps,
+    )
+
+
+def gate(x: Tensor, gelu: bool) -> Tensor:
+    """x [T, 2 N] float32, contiguous, gates first -> SiLU (or tanh-GELU) of the gates, times the rest: [T, N]."""
+    functions = load().functions
+    assert functions is not None
+    num_tokens, width = x.shape[0], x.shape[1] // 2
+    y = torch.empty(num_tokens, width)
+    functions.octavo_gate(x.data_ptr(), num_tokens, width, int(gelu), y.data_ptr())
+    return y

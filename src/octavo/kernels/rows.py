@@ -1,0 +1,70 @@
+"""Norms, rotary embedding and gates of rows: the compiled kernels where they serve, else torch.
+
+All in float32. On a CPU a row's result is bitwise the same whatever rows are computed beside it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from octavo.kernels.cpu import library
+from octavo.kernels.cpu import rowwise as compiled
+from octavo.kernels.rowwise import by_rows
+
+Activation = Literal["silu", "gelu_tanh"]
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [..., N] and weight [N] float32 -> x · weight / sqrt(mean(x²) + eps) over the last dimension."""
+    if x.device.type != "cpu":
+        return F.rms_norm(x, weight.shape, weight, eps)
+    if library.load().functions is not None:
+        return compiled.rms_norm(x, weight, eps)
+    # rms_norm is six kernels here, layer_norm one. The mean of (x, -x) is 0 and its variance mean(x²).
+    doubled = torch.cat((weight, weight))
+    return F.layer_norm(torch.cat((x, -x), dim=-1), doubled.shape, doubled, None, eps)[..., : x.shape[-1]]
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of pairs (i, i + D/2): x [T, H, D] of any strides, cos and sin [T, D], sin signed by half."""
+    return torch.addcmul(x * cos.unsqueeze(1), torch.roll(x, x.shape[-1] // 2, -1), sin.unsqueeze(1))
+
+
+def rotate_heads(
+    qkv: Tensor,
+    num_q: int,
+    num_k: int,
+    cos: Tensor,
+    sin: Tensor,
+    norms: tuple[Tensor, Tensor] | None = None,
+    eps: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values of qkv [T, H, D] float32, which may be overwritten.
+
+    Queries and keys are normalised, where there are weights for both in `norms`, and then rotated (see `rotate`).
+    """
+    if qkv.device.type == "cpu" and qkv.is_contiguous() and library.load().functions is not None:
+        compiled.rotate_heads_(qkv, num_q, num_k, cos, sin, norms, eps)
+        return qkv[:, :num_q], qkv[:, num_q : num_q + num_k], qkv[:, num_q + num_k :]
+    heads, v = qkv[:, : num_q + num_k], qkv[:, num_q + num_k :]
+    if norms is not None:
+        q, k = rms_norm(heads[:, :num_q], norms[0], eps), rms_norm(heads[:, num_q:], norms[1], eps)
+        return rotate(q, cos, sin), rotate(k, cos, sin), v
+    q, k = rotate(heads, cos, sin).split((num_q, num_k), dim=1)
+    return q, k, v
+
+
+def gate(x: Tensor, activation: Activation) -> Tensor:
+    """x [T, 2 N], gates before values, float32 or 16 bit -> activation(gates) · values [T, N], in x's dtype."""
+    if x.device.type == "cpu" and x.dtype == torch.float32 and library.load().functions is not None:
+        return compiled.gate(x, gelu=activation == "gelu_tanh")
+    gates, values = x.chunk(2, dim=-1)
+    return by_rows(F.silu if activation == "silu" else _gelu_tanh, gates).mul_(values)
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
