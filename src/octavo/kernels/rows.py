@@ -60,7 +60,8 @@ def rotate_heads(
 
 def gate(x: Tensor, activation: Activation) -> Tensor:
     """x [T, 2 N], gates before values, float32 or 16 bit -> activation(gates) · values [T, N], in x's dtype."""
-    if x.device.type == "cpu" and x.dtype == torch.float32 and library.load().functions is not None:
+    served = x.device.type == "cpu" and x.dtype == torch.float32 and x.is_contiguous()
+    if served and library.load().functions is not None:
         return compiled.gate(x, gelu=activation == "gelu_tanh")
     gates, values = x.chunk(2, dim=-1)
     return by_rows(F.silu if activation == "silu" else _gelu_tanh, gates).mul_(values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from contextlib import suppress
 from threading import Lock
 
 _CHUNK = 16 << 20
@@ -42,7 +43,8 @@ class Arena:
     def _map(self, size: int) -> None:
         self._chunk = mmap.mmap(-1, size)
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._chunk.madvise(mmap.MADV_HUGEPAGE)
+            with suppress(OSError):  # a system built without large pages has small ones
+                self._chunk.madvise(mmap.MADV_HUGEPAGE)
         self._start = ctypes.addressof(ctypes.c_char.from_buffer(self._chunk))
         self._used, self._size = 0, size
 

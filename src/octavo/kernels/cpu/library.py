@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 from octavo.errors import InvalidRequest
 from octavo.kernels.cpu.build import BuildError, compiled_library
+
+_LOG = logging.getLogger(__name__)
 
 
 class WeightPart(ctypes.Structure):
@@ -96,6 +100,11 @@ class Library:
         assert self.functions is not None
         return str(self.functions.octavo_instructions().decode())
 
+    @property
+    def description(self) -> str:
+        """In a few words: what the kernels were compiled for, or why there are none."""
+        return f"none ({self.reason})" if self.functions is None else f"compiled for {self.instructions}"
+
 
 @cache
 def load() -> Library:
@@ -106,16 +115,23 @@ def load() -> Library:
     if wanted == "0":
         return Library(None, "OCTAVO_CPU_KERNELS=0")
     try:
-        path, present = compiled_library()
-        functions = ctypes.CDLL(str(path))
-        for name, (result, arguments) in _PROTOTYPES.items():
-            function = getattr(functions, name)
-            function.restype, function.argtypes = result, arguments
+        functions, fresh = compiled_library(bind)
+        return Library(functions, "", fresh)
     except BuildError as error:
-        return Library(None, str(error))
+        reason = str(error)
     except (OSError, AttributeError) as error:
-        return Library(None, f"the compiled kernels cannot be loaded: {error}")
-    return Library(functions, "", not present)
+        reason = f"the compiled kernels cannot be loaded: {error}"
+    _LOG.info("no compiled CPU kernels: %s; going on with torch's, which are slower", reason)
+    return Library(None, reason)
+
+
+def bind(path: Path) -> ctypes.CDLL:
+    """The functions of the library at `path`, with their types. Raises `OSError` or `AttributeError` for others."""
+    functions = ctypes.CDLL(str(path))
+    for name, (result, arguments) in _PROTOTYPES.items():
+        function = getattr(functions, name)
+        function.restype, function.argtypes = result, arguments
+    return functions
 
 
 def set_threads(threads: int) -> None:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from octavo.errors import CapacityError
+from octavo.kernels.cpu import library
 from octavo.kernels.cpu.arena import WEIGHTS
-from octavo.kernels.cpu.library import WeightPart, load
 
 _ALIGNMENT = 64
 
@@ -36,7 +36,7 @@ class PackedAffine:
     """Matrices stacked along N, in the kernels' layout. Scales and minima are rounded to float16."""
 
     def __init__(self, matrices: Sequence[AffineMatrix]) -> None:
-        functions = load().functions
+        functions = library.load().functions
         assert functions is not None
         self._linear, self._lookup = functions.octavo_linear, functions.octavo_lookup
         self.num_rows = sum(len(matrix.codes) for matrix in matrices)
@@ -52,7 +52,7 @@ class PackedAffine:
         self.num_bytes = sum(sizes)
         self._memory = WEIGHTS.take(self.num_bytes)
         at = self._memory.address
-        self._parts = (WeightPart * len(matrices))()
+        self._parts = (library.WeightPart * len(matrices))()
         for part, matrix, size in zip(self._parts, matrices, sizes, strict=True):
             codes, scale = matrix.codes.contiguous(), matrix.scale.contiguous()
             minimum = None if matrix.minimum is None else matrix.minimum.contiguous()
@@ -104,7 +104,7 @@ def _unit(scale: Tensor, minimum: Tensor | None) -> float:
     if not 0.0 < largest < float("inf"):
         return 1.0
     _, exponent = torch.frexp(torch.tensor(largest))
-    return float(2.0 ** (int(exponent) - 15))
+    return float(2.0 ** max(int(exponent) - 15, -126))  # float32 has the inverse of no smaller one
 
 
 def _aligned(size: int) -> int:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo.kernels.cpu.library import load
+from octavo.kernels.cpu import library
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x [..., N] and weight [N] float32 -> x · weight / sqrt(mean(x²) + eps), contiguous."""
-    functions = load().functions
+    functions = library.load().functions
     assert functions is not None
     x = x.contiguous()
     y = torch.empty_like(x)
@@ -33,7 +33,7 @@ def rotate_heads_(
     qkv [T, H, D] float32, contiguous; its first `num_q` heads are queries, the next `num_k` keys. cos and sin
     [T, D] float32; sin carries the sign of each half.
     """
-    functions = load().functions
+    functions = library.load().functions
     assert functions is not None
     num_tokens, num_heads, dim = qkv.shape
     functions.octavo_rotate(
@@ -53,7 +53,7 @@ def rotate_heads_(
 
 def gate(x: Tensor, gelu: bool) -> Tensor:
     """x [T, 2 N] float32, contiguous, gates first -> SiLU (or tanh-GELU) of the gates, times the rest: [T, N]."""
-    functions = load().functions
+    functions = library.load().functions
     assert functions is not None
     num_tokens, width = x.shape[0], x.shape[1] // 2
     y = torch.empty(num_tokens, width)

@@ -367,7 +367,8 @@ static void multiply_item(void *job, int64_t first, int64_t last) {
                 vf acc[BLOCK_ROWS];
                 const uint8_t *scales = w + LANES * SPAN * part->bits / 8;
                 const uint8_t *x = p->encoded + row * p->spans * BYTES_PER_SPAN;
-                if (part->has_minimum) multiply_tile_amx(codes, scales, bytes, x, p->spans, 0, 1, acc);
+                if (part->has_minimum && part->zero) multiply_tile_amx(codes, scales, bytes, x, p->spans, part->zero, 1, acc);
+                else if (part->has_minimum) multiply_tile_amx(codes, scales, bytes, x, p->spans, 0, 1, acc);
                 else multiply_tile_amx(codes, scales, bytes, x, p->spans, part->zero, 0, acc);
                 for (int r = 0; r < BLOCK_ROWS; r++) store_lanes(y + (row + r) * p->y_stride, acc + r, part->unit, count);
             }

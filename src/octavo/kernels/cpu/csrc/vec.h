@@ -121,7 +121,7 @@ INLINE uint16_t to_bfloat(float x) {
     return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
 
-// exp to about 1 ulp; exactly 1 at 0; 0 below -87.
+// exp to about 1 ulp; exactly 1 at 0; 0 below -87, and above 88 what it is there, which is finite.
 INLINE vf exp_v(vf x) {
     const vf shifter = splat(12582912.0f); // 1.5 * 2^23: adding it rounds to a whole number
     vi tiny = x < splat(-87.0f);
