@@ -214,6 +214,12 @@ INLINE void weigh_row(float *scores, int64_t from, int64_t to, float softcap, fl
     }
 }
 
+INLINE int any_lane(vi mask) {
+    int32_t any = 0;
+    for (int i = 0; i < VL; i++) any |= mask[i];
+    return any != 0;
+}
+
 static int64_t align(int64_t floats) { return (floats + 15) / 16 * 16; }
 
 static workspace make_workspace(int64_t k_dim, int64_t v_dim) {
@@ -278,11 +284,19 @@ static void attend_tile(const attention *a, const octavo_sequence *s, int64_t he
             }
         }
     }
+    vi bad = splat_i(0);
     for (int64_t r = 0; r < rows; r++) {
         float *out = a->out + (s->first_token + t0 + r / group) * a->out_stride + (head * group + r % group) * v_dim;
         const vf sum = splat(sum_lanes(w.sums[r]));
-        for (int64_t d = 0; d < v_dim; d += VL) store(out + d, load(w.out + r * v_dim + d) / sum);
+        for (int64_t d = 0; d < v_dim; d += VL) {
+            const vf value = load(w.out + r * v_dim + d) / sum;
+            bad |= ((vi)value & 0x7fffffff) >= 0x7f800000;
+            store(out + d, value);
+        }
     }
+    // A value that is not finite spoils even the tokens that give it no weight: each again, with its own keys only.
+    if (t1 - t0 > 1 && any_lane(bad))
+        for (int64_t t = t0; t < t1; t++) attend_tile(a, s, head, t, t + 1);
 }
 
 // Items: for every sequence its tiles of tokens, for every tile the K/V heads.
