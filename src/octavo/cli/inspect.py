@@ -39,6 +39,7 @@ def inspect(
     if parallel < 1:
         raise InvalidRequest(f"--parallel is {parallel}; it must be at least 1")
     from octavo.engine.loaded_model import plan_model
+    from octavo.kernels.cpu import library
     from octavo.store import TerminalProgress, resolve_model
 
     config = flags.engine_config(
@@ -53,7 +54,7 @@ def inspect(
         threads=threads,
     )
     plan = plan_model(resolve_model(model, progress=TerminalProgress()), config)
-    found = as_object(plan)
+    found = as_object(plan, library.load().description)
     print(json.dumps(found, ensure_ascii=False) if as_json else _as_text(found))
 
 
@@ -79,8 +80,8 @@ def _fact(value: object) -> str:
     return ", ".join(f"{key}={each}" for key, each in value.items()) if isinstance(value, dict) else str(value)
 
 
-def as_object(plan: ModelPlan) -> dict[str, Any]:
-    """What `--json` prints; sizes in bytes."""
+def as_object(plan: ModelPlan, cpu_kernels: str) -> dict[str, Any]:
+    """What `--json` prints; sizes in bytes. `cpu_kernels` says what they were compiled for, or why there are none."""
     ledger, config = plan.ledger, plan.config
     k, v = plan.codecs
     return {
@@ -95,6 +96,7 @@ def as_object(plan: ModelPlan) -> dict[str, Any]:
         "threads": plan.threads,
         "dtype": str(plan.dtype).removeprefix("torch."),
         "weights": plan.routes.description,
+        "cpu_kernels": cpu_kernels,
         "kv_dtype": {"k": k.name, "v": v.name},
         "storage": plan.storage.kind.value,
         "storage_reason": plan.storage.reason,

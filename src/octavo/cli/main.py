@@ -50,7 +50,9 @@ def _root(
 def run(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command that `arguments` (default: the process's own) spell, and end the process."""
     use_checked_streams()
-    logging.getLogger("octavo").addHandler(PlainLines())
+    log = logging.getLogger("octavo")
+    log.setLevel(logging.INFO)
+    log.addHandler(PlainLines())
     run_command(lambda: invoke(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -65,9 +67,10 @@ def invoke(arguments: Sequence[str]) -> None:
 
 
 class PlainLines(logging.Handler):
-    """Shows a logged warning as one plain line on standard error."""
+    """Shows what is logged as one plain line each on standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if sys.stderr is not None:
             line = one_line(record.getMessage())
-            print(f"octavo: {record.levelname.lower()}: {line}", file=sys.stderr, flush=True)
+            level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
+            print(f"octavo: {level}{line}", file=sys.stderr, flush=True)

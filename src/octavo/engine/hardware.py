@@ -25,13 +25,16 @@ def choose_device(choice: DeviceChoice) -> torch.device:
     return torch.device("cuda" if available and choice != "cpu" else "cpu")
 
 
-def choose_dtype(choice: DtypeChoice, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 where the device multiplies it in hardware, else float32."""
+def choose_dtype(choice: DtypeChoice, device: torch.device, *, narrow_weights: bool = False) -> torch.dtype:
+    """`auto` is bfloat16 where the device multiplies it in hardware, else float32.
+
+    With `narrow_weights` a CPU multiplies quantised weights by kernels of our own, which need no such hardware.
+    """
     if choice != "auto":
         return _DTYPES[choice]
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    return torch.bfloat16 if _cpu_has_bfloat16() else torch.float32
+    return torch.bfloat16 if narrow_weights or _cpu_has_bfloat16() else torch.float32
 
 
 def _cpu_has_bfloat16() -> bool:

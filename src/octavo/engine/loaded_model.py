@@ -17,6 +17,7 @@ from octavo.engine.ledger import Ledger, plan_memory
 from octavo.errors import InvalidRequest
 from octavo.kernels.cpu import library
 from octavo.layers.linear import RouteChoice, choose_route
+from octavo.layers.linear.affine_route import AffineRoute
 from octavo.models.causal_lm import CausalLM
 from octavo.models.checkpoint import Checkpoint
 from octavo.models.config import ModelConfig
@@ -73,13 +74,22 @@ def plan_model(path: Path, config: EngineConfig, *, may_run_several: bool = True
             "give at most that"
         )
     device = choose_device(config.device)
-    dtype = choose_dtype(config.dtype, device)
+    dtype = choose_dtype(config.dtype, device, narrow_weights=_mostly_affine(checkpoint))
     routes = choose_route(config.weights, dtype, device)
     codecs = resolve_kv_dtype(config.kv_dtype, dtype)
     several = may_run_several and config.max_num_seqs > 1
     storage = resolve_storage(config.storage, model.model_type, device.type, cls.supports_paged, several)
     ledger = _ledger(checkpoint, config, storage.kind, routes, codecs, dtype, available_memory(device))
     return ModelPlan(checkpoint, device, dtype, choose_threads(config.threads), routes, codecs, storage, ledger)
+
+
+def _mostly_affine(checkpoint: Checkpoint) -> bool:
+    """Whether compiled kernels take more than half of the model's weights as the file has them."""
+    if library.load().functions is None:
+        return False
+    shards = [checkpoint.tensor(name) for name in checkpoint.names()]
+    taken = sum(math.prod(shard.shape) for shard in shards if AffineRoute().refusal([shard]) is None)
+    return 2 * taken > sum(math.prod(shard.shape) for shard in shards)
 
 
 def share_weights(loaded: LoadedModel, config: EngineConfig, storage: StorageDecision) -> LoadedModel:
