@@ -40,17 +40,19 @@ def compiled_library(bind: Callable[[Path], T]) -> tuple[T, bool]:
         directory = cache_home() / "octavo" / "kernels"
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / name
-        library = _load_kept(bind, path)
-        if library is not None:
-            return library, False
+        kept = _load_kept(bind, path)
+        if kept is not None:
+            return kept, False
         with tempfile.TemporaryDirectory(dir=directory) as scratch:
-            _compile(compiler, Path(scratch) / name)
-            (Path(scratch) / name).replace(path)
+            fresh = Path(scratch) / name
+            _compile(compiler, fresh)
+            library = bind(fresh)  # before it is kept, so that nothing is kept that cannot be loaded
+            fresh.replace(path)
+            return library, True
     except (OSError, RuntimeError):
         with tempfile.TemporaryDirectory(prefix="octavo-") as scratch:
             _compile(compiler, Path(scratch) / name)
             return bind(Path(scratch) / name), True
-    return bind(path), True
 
 
 def compile_sources(compiler: list[str], machine_flags: tuple[str, ...], path: Path) -> str | None:

@@ -95,7 +95,7 @@ INLINE vf load_bfloat(const uint16_t *p) {
 }
 
 INLINE uint16_t to_half(float x) {
-#if defined(__AVX512F__) || defined(__F16C__)
+#if defined(__F16C__)
     return (uint16_t)_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
 #else
     uint32_t bits;
