@@ -33,6 +33,10 @@ class RowStore(Protocol):
         """
         ...
 
+    def planes(self) -> dict[str, Tensor]:
+        """The encoded bytes by name, each [num_rows, num_heads, width]: row r of every plane is all there is of row r."""
+        ...
+
     def for_kernels(self) -> StoredRows | None:
         """The rows as the compiled attention reads and writes them; None where it cannot."""
         ...
@@ -75,6 +79,9 @@ class CastRows:
         _, num_heads, dim = self.data.shape
         blocks = self.data.view(-1, block_size, num_heads, dim).index_select(0, block_ids)
         out.copy_(blocks.view(-1, num_heads, dim)[: out.shape[1]].transpose(0, 1))
+
+    def planes(self) -> dict[str, Tensor]:
+        return {"values": self.data}
 
     def for_kernels(self) -> StoredRows | None:
         return StoredRows(self.data) if self.data.device.type == "cpu" else None
