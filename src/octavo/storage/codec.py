@@ -34,7 +34,7 @@ class RowStore(Protocol):
         ...
 
     def planes(self) -> dict[str, Tensor]:
-        """The encoded bytes by name, each [num_rows, num_heads, width]: row r of every plane is all there is of row r."""
+        """The encoded rows by name, each [num_rows, num_heads, width]: row r of every plane is all of row r."""
         ...
 
     def for_kernels(self) -> StoredRows | None:
