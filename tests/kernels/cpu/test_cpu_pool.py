@@ -8,6 +8,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -86,6 +87,25 @@ def test_workers_are_asleep_soon_after_a_job():
     threading.Event().wait(0.3)
     after = os.times()
     assert after.user + after.system - before.user - before.system < 0.2
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="this system does not say how much memory is held")
+def test_memory_that_a_thread_keeps_for_kernels_goes_with_the_thread():
+    packed, x = PackedAffine([draw_matrix(16, 1536, 4, 32, "plain")]), draw_rows(2048, 1536)
+
+    def held():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def multiply_in_a_thread():
+        thread = threading.Thread(target=packed.multiply, args=(x,))
+        thread.start()
+        thread.join()
+
+    multiply_in_a_thread()
+    before = held()
+    for _ in range(30):
+        multiply_in_a_thread()
+    assert held() - before < 60e6  # each has kept 8 MB
 
 
 FORKS = """
