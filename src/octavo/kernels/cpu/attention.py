@@ -23,7 +23,8 @@ class Placement:
     """Packed tokens `[q0, q1)` of one sequence, the first at position `start`, and where its positions are stored.
 
     Position p lies in row `blocks[p // block_size] * block_size + p % block_size`; without `blocks` (int64) in
-    `base + p % ring`, or `base + p` where `ring` is 0.
+    `base + p % ring`, or `base + p` where `ring` is 0. Where a context shift has dropped tokens, positions count what
+    is left: those from `keep` on lie `skip` further in the blocks.
     """
 
     q0: int
@@ -33,6 +34,8 @@ class Placement:
     block_size: int = 1
     base: int = 0
     ring: int = 0
+    keep: int = 0
+    skip: int = 0
 
 
 class StoredRows:
@@ -55,6 +58,7 @@ class AttentionStep:
             struct.first_token, struct.num_tokens, struct.start = p.q0, p.q1 - p.q0, p.start
             struct.blocks = None if p.blocks is None else p.blocks.ctypes.data
             struct.block_size, struct.base, struct.ring = p.block_size, p.base, p.ring
+            struct.keep, struct.skip = p.keep, p.skip
         self.pointer = ctypes.addressof(self._structs)
         self.count = len(placements)
 
@@ -89,13 +93,31 @@ class AttentionKernel:
             values.data_ptr(), values.stride(0), self._num_kv_heads, rows.pointer, step.pointer, step.count
         )
 
-    def run(self, q: Tensor, k: StoredRows, v: StoredRows, step: AttentionStep, out: Tensor) -> None:
+    def run(
+        self,
+        q: Tensor,
+        k: StoredRows,
+        v: StoredRows,
+        step: AttentionStep,
+        out: Tensor,
+        sinks: Tensor | None = None,
+    ) -> None:
         """q [T, Hq, Dk] float32 (any stride over tokens) over stored rows, the step's own included.
 
-        The tokens of `step` go to out [T, Hq, Dv] float32, contiguous.
+        The tokens of `step` go to out [T, Hq, Dv] float32, contiguous. `sinks` [Hq] float32, contiguous, are learned
+        logits that join each softmax and add no value.
         """
+        sinks_pointer = None if sinks is None else sinks.data_ptr()
         failed = self._functions.octavo_attend(
-            q.data_ptr(), q.stride(0), k.pointer, v.pointer, step.pointer, step.count, self._pointer, out.data_ptr()
+            q.data_ptr(),
+            q.stride(0),
+            k.pointer,
+            v.pointer,
+            step.pointer,
+            step.count,
+            self._pointer,
+            sinks_pointer,
+            out.data_ptr(),
         )
         if failed:
             raise CapacityError("no memory is left for attention's workspace; lower --threads or --max-context")

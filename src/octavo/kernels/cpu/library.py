@@ -41,6 +41,8 @@ class Sequence(ctypes.Structure):
         ("block_size", c_int64),
         ("base", c_int64),
         ("ring", c_int64),
+        ("keep", c_int64),
+        ("skip", c_int64),
     )
 
 
@@ -81,7 +83,10 @@ _PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
     ),
     "octavo_gate": (None, (c_void_p, c_int64, c_int64, c_int32, c_void_p)),
     "octavo_store": (None, (c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64)),
-    "octavo_attend": (c_int32, (c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p)),
+    "octavo_attend": (
+        c_int32,
+        (c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p),
+    ),
     "octavo_instructions": (ctypes.c_char_p, ()),
 }
 

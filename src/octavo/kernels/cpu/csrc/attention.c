@@ -15,7 +15,10 @@ enum { CHUNK = 64, TILE_ROWS = 32, BLOCK = VL == 16 ? 4 : 2, CHUNK_VECTORS = CHU
 #define HIDDEN (-1e30f)
 
 INLINE int64_t row_of(const octavo_sequence *s, int64_t position) {
-    if (s->blocks) return s->blocks[position / s->block_size] * s->block_size + position % s->block_size;
+    if (s->blocks) {
+        if (position >= s->keep) position += s->skip;
+        return s->blocks[position / s->block_size] * s->block_size + position % s->block_size;
+    }
     return s->base + (s->ring ? position % s->ring : position);
 }
 
@@ -73,6 +76,7 @@ typedef struct {
     const octavo_rows *k, *v;
     const octavo_sequence *sequences;
     const octavo_heads *heads;
+    const float *sinks; // [Hq], or NULL
     int64_t tokens_per_tile;
     float *out;
     int64_t out_stride;
@@ -252,6 +256,11 @@ static void attend_tile(const attention *a, const octavo_sequence *s, int64_t he
         for (int64_t d = 0; d < v_dim; d += VL) store(w.out + r * v_dim + d, splat(0.0f));
         for (int v = 0; v < NV; v++) w.sums[r][v] = splat(0.0f);
         w.largest[r] = HIDDEN;
+        if (a->sinks) { // the sum so far is exp(sink - largest) = 1, of no value
+            const float sink = a->sinks[head * group + r % group];
+            w.largest[r] = sink > HIDDEN ? sink : HIDDEN;
+            w.sums[r][0][0] = 1.0f;
+        }
     }
     for (int64_t begin = first / CHUNK * CHUNK; begin < last; begin += CHUNK) {
         const int64_t from = first > begin ? first : begin, to = last < begin + CHUNK ? last : begin + CHUNK;
@@ -320,13 +329,14 @@ static void attend_item(void *job, int64_t first, int64_t last) {
 }
 
 // q [tokens, Hq, Dk], tokens `q_stride` apart -> out [tokens, Hq, Dv], contiguous. k and v hold the sequences' rows,
-// the step's own included. Dk and Dv are multiples of 16, at most 32 query heads share a K/V head. Returns 0, or 1 if
-// memory ran out.
+// the step's own included. Learned logits sinks [Hq], unless NULL, join each softmax and add no value. Dk and Dv are
+// multiples of 16, at most 32 query heads share a K/V head. Returns 0, or 1 if memory ran out.
 int32_t octavo_attend(const float *q, int64_t q_stride, const octavo_rows *k, const octavo_rows *v,
-                   const octavo_sequence *sequences, int64_t count, const octavo_heads *heads, float *out) {
+                   const octavo_sequence *sequences, int64_t count, const octavo_heads *heads, const float *sinks,
+                   float *out) {
     const int64_t group = heads->num_q_heads / heads->num_kv_heads;
     _Atomic int failed = 0;
-    attention a = {q, q_stride, k, v, sequences, heads, TILE_ROWS / group, out, heads->num_q_heads * v->dim, &failed};
+    attention a = {q, q_stride, k, v, sequences, heads, sinks, TILE_ROWS / group, out, heads->num_q_heads * v->dim, &failed};
     int64_t items = 0, work = 0;
     for (int64_t i = 0; i < count; i++) {
         const octavo_sequence *s = sequences + i;
