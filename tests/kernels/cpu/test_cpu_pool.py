@@ -31,6 +31,7 @@ def make_work():
     return [
         lambda: packed.multiply(x),
         lambda: packed.multiply(x[:1]),
+        lambda: packed.multiply(wide[:40, :288].contiguous()),
         lambda: rowwise.rms_norm(wide, weight, 1e-6),
         lambda: rowwise.gate(wide, gelu=True),
         lambda: attend(heads, q, k, v),
@@ -106,6 +107,25 @@ def test_memory_that_a_thread_keeps_for_kernels_goes_with_the_thread():
     for _ in range(30):
         multiply_in_a_thread()
     assert held() - before < 60e6  # each has kept 8 MB
+
+
+SMALL_STACK = """
+import threading
+from tests.kernels.cpu.test_cpu_pool import make_work
+
+work = make_work()
+threading.stack_size(128 * 1024)
+for function in work:
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+print("right")
+"""
+
+
+def test_a_thread_with_a_small_stack_may_call_kernels():
+    done = subprocess.run([sys.executable, "-c", SMALL_STACK], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "right"), done.stderr
 
 
 FORKS = """

@@ -251,7 +251,7 @@ static void any_tile(const octavo_weight *part, const uint8_t *w, const uint8_t 
 #define AMX 1
 enum { AMX_SPANS = 1024 };
 
-static int amx_state = 0; // 0: not asked, 1: allowed, -1: not
+static _Atomic int amx_state = 0; // 0: not asked, 1: allowed, -1: not
 
 static int amx_allowed(void) {
     if (amx_state == 0) {
@@ -358,8 +358,10 @@ static void multiply_item(void *job, int64_t first, int64_t last) {
         int64_t count = part->rows - tile * LANES < LANES ? part->rows - tile * LANES : LANES;
         float *y = p->y + column + tile * LANES;
 #if AMX
-        if (end - row >= BLOCK_ROWS && part->group == SPAN && p->spans <= AMX_SPANS && amx_allowed()) {
-            uint8_t codes[AMX_SPANS * SPAN * LANES] __attribute__((aligned(64)));
+        uint8_t *codes = NULL;
+        if (end - row >= BLOCK_ROWS && part->group == SPAN && p->spans <= AMX_SPANS && amx_allowed())
+            codes = octavo_scratch(SCRATCH_CODES, p->spans * SPAN * LANES);
+        if (codes != NULL) {
             int64_t bytes = record_bytes(part->bits, part->group, part->has_minimum);
             unpack_tile(w, p->spans, part->bits, part->group, bytes, codes);
             amx_configure();
