@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 KEY_CHUNK = 256
@@ -92,24 +93,41 @@ def plan_span(start: int, stop: int, *, num_q_heads: int, window: int | None, de
 
 
 def attend_span(
-    q: Tensor, k: Tensor, v: Tensor, span: AttentionSpan, *, scale: float, softcap: float | None, min_rows: int
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    span: AttentionSpan,
+    *,
+    scale: float,
+    softcap: float | None,
+    min_rows: int,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of q [T, Hq, Dk] over k [Hkv, span.length, Dk] and v [Hkv, span.length, Dv]; all float32.
 
-    Rows of v outside `[lo, hi)` must be finite (their weight is zero); rows of k there may hold anything.
+    `sinks` [Hq] are learned logits that join each softmax and add no value. Rows of v outside `[lo, hi)` must be
+    finite (their weight is zero); rows of k there may hold anything.
     Returns [T, Hq, Dv] float32. Equals `reference.attention`; the sums differ only in their order.
     """
     if len(span.tiles) == 1:
-        return _attend_tile(q, k, v, span.tiles[0].hidden, scale, softcap, min_rows)
+        return _attend_tile(q, k, v, span.tiles[0].hidden, scale, softcap, min_rows, sinks)
     parts = []
     for tile in span.tiles:
         keys, values = k[:, tile.first_key : tile.last_key], v[:, tile.first_key : tile.last_key]
-        parts.append(_attend_tile(q[tile.start : tile.stop], keys, values, tile.hidden, scale, softcap, min_rows))
+        query = q[tile.start : tile.stop]
+        parts.append(_attend_tile(query, keys, values, tile.hidden, scale, softcap, min_rows, sinks))
     return torch.cat(parts)
 
 
 def _attend_tile(
-    q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, scale: float, softcap: float | None, min_rows: int
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    hidden: Tensor | None,
+    scale: float,
+    softcap: float | None,
+    min_rows: int,
+    sinks: Tensor | None,
 ) -> Tensor:
     num_tokens, num_q_heads, k_dim = q.shape
     num_kv_heads, length, v_dim = v.shape
@@ -131,11 +149,20 @@ def _attend_tile(
         else:
             real = scores[:, :num_rows].view(num_kv_heads, num_tokens, -1, length)
             real.masked_fill_(hidden, HIDDEN)
-    out = _one_chunk(scores, v) if length == KEY_CHUNK else _merge_chunks(scores, v)
+    if sinks is not None:
+        out = _merge_chunks(scores, v, _sinks_of_rows(sinks, num_kv_heads, num_tokens, scores.shape[1]))
+    else:
+        out = _one_chunk(scores, v) if length == KEY_CHUNK else _merge_chunks(scores, v, None)
     if num_tokens == 1:
         return out[:, :num_rows].reshape(1, num_q_heads, v_dim)
     out = out[:, :num_rows].view(num_kv_heads, num_tokens, -1, v_dim)
     return out.transpose(0, 1).reshape(num_tokens, num_q_heads, v_dim)
+
+
+def _sinks_of_rows(sinks: Tensor, num_kv_heads: int, num_tokens: int, num_rows: int) -> Tensor:
+    """sinks [Hq] as [Hkv, R, 1]: the query heads of a K/V head, once per token, then whatever for rows of padding."""
+    by_row = sinks.view(num_kv_heads, 1, -1).expand(-1, num_tokens, -1).reshape(num_kv_heads, -1, 1)
+    return F.pad(by_row, (0, 0, 0, num_rows - by_row.shape[1]))
 
 
 def _one_chunk(scores: Tensor, v: Tensor) -> Tensor:
@@ -146,10 +173,11 @@ def _one_chunk(scores: Tensor, v: Tensor) -> Tensor:
     return torch.bmm(torch.softmax(scores, dim=-1), v)
 
 
-def _merge_chunks(scores: Tensor, v: Tensor) -> Tensor:
+def _merge_chunks(scores: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
     """scores [Hkv, R, C * KEY_CHUNK] and v [Hkv, C * KEY_CHUNK, Dv] -> [Hkv, R, Dv].
 
-    Each chunk on its own, then a sum weighted by exp(log-sum-exp), as split-K/V decoding does.
+    Each chunk on its own, then a sum weighted by exp(log-sum-exp), as split-K/V decoding does. A logit of
+    sinks [Hkv, R, 1] takes its part of the weight.
     """
     num_kv_heads, num_rows, length = scores.shape
     num_chunks = length // KEY_CHUNK
@@ -159,10 +187,16 @@ def _merge_chunks(scores: Tensor, v: Tensor) -> Tensor:
     log_sums = chunks.amax(-1) - weights.amax(-1).log_()  # [Hkv, R, C]
     by_chunk = weights.transpose(1, 2).reshape(num_kv_heads * num_chunks, num_rows, KEY_CHUNK)
     partial = torch.bmm(by_chunk, v.reshape(num_kv_heads * num_chunks, KEY_CHUNK, v.shape[2]))
-    merge = torch.exp(log_sums - log_sums.amax(-1, keepdim=True))
+    largest = log_sums.amax(-1, keepdim=True)
+    if sinks is not None:
+        largest = torch.maximum(largest, sinks)
+    merge = torch.exp(log_sums - largest)
+    total = merge.cumsum(-1)[..., -1:]
+    if sinks is not None:
+        total = total + torch.exp(sinks - largest)
     # cumsum adds in chunk order for every row, so that chunks of weight 0 change nothing wherever they lie.
     partial = partial.view(num_kv_heads, num_chunks, num_rows, -1).mul_(merge.transpose(1, 2).unsqueeze(-1))
-    return partial.cumsum(1)[:, -1].div_(merge.cumsum(-1)[..., -1:])
+    return partial.cumsum(1)[:, -1].div_(total)
 
 
 @cache

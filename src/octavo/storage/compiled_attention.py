@@ -106,17 +106,17 @@ class CompiledAttention:
             kernel.store(k, keys, plan.written)
             kernel.store(v, values, plan.written)
         if plan.direct is not None:
-            kernel.run(q, keys, values, plan.direct, out)
+            kernel.run(q, keys, values, plan.direct, out, store.sinks)
         if plan.rings is not None:
             ring_keys, ring_values = store.kernel_ring
             kernel.store(k, ring_keys, plan.rings)
             kernel.store(v, ring_values, plan.rings)
-            kernel.run(q, ring_keys, ring_values, plan.rings, out)
+            kernel.run(q, ring_keys, ring_values, plan.rings, out, store.sinks)
         for staged in plan.staged:
             stage(staged.row, store, self._block_size, k, v)
             views = staged.row.views
             rows = StoredRows(views.keys.transpose(0, 1)), StoredRows(views.values.transpose(0, 1))
-            kernel.run(q, *rows, staged.step, out)
+            kernel.run(q, *rows, staged.step, out, store.sinks)
         return out
 
     def _staged_ring(self, row: StepRow, q0: int, window: int) -> StagedRow:

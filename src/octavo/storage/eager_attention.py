@@ -57,6 +57,7 @@ class EagerAttention:
                     scale=self._spec.scale,
                     softcap=self._spec.softcap,
                     min_rows=self._min_rows,
+                    sinks=store.sinks,
                 )
             )
         return outputs[0] if alone else torch.cat(outputs)

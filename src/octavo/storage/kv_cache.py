@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from octavo.cache.sequence import SequenceState
 from octavo.cache.spec import CacheGroup, LayerSpec
+from octavo.errors import EngineFault, InvalidRequest
 from octavo.step_batch import StepBatch
 from octavo.storage.block_table import BlockTable
 from octavo.storage.codec import Codec
 from octavo.storage.compiled_attention import CompiledAttention
 from octavo.storage.eager_attention import EagerAttention
+from octavo.storage.hand_off import GroupMover, check_codecs
 from octavo.storage.layer_store import KVRows, LayerStore
 from octavo.storage.route import Route, RouteCounts, RouteSwitches
+from octavo.storage.snapshot import KVSnapshot, ModelIdentity
 
 
 class GroupAttention(Protocol):
@@ -56,12 +61,13 @@ class KVCache:
         switches = switches or RouteSwitches.from_environment()
         max_blocks = -(-max_context // block_size)
         self._tables = [BlockTable(len(groups), max_blocks, block_size) for _ in range(max_seqs)]
+        self._groups = tuple(groups)
+        self._device = device
         self._group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
         self._layers: dict[int, LayerStore] = {}
         self._attention: list[GroupAttention] = []
         for g, group in enumerate(groups):
             assert group.spec.kind in ("full", "sliding"), f"no route for {group.spec}"
-            assert not group.spec.sink_logits, f"no route for {group.spec}"
             window = group.spec.window
             for layer in group.layers:
                 blocks = KVRows.allocate(group.spec, num_blocks[g] * block_size, *codecs, device)
@@ -69,12 +75,40 @@ class KVCache:
                 self._layers[layer] = LayerStore(blocks, ring, codecs)
             store = self._layers[group.layers[0]]
             self._attention.append(_group_attention(group.spec, store, block_size, device, switches))
+        self._without_sinks = {layer for group in groups if group.spec.sink_logits for layer in group.layers}
         self._plans: list[Any] = []
+        self._codec_names = (codecs[0].name, codecs[1].name)
+        self._movers = [
+            GroupMover(group, g, block_size, [self._layers[layer] for layer in group.layers])
+            for g, group in enumerate(groups)
+        ]
         if switches.deterministic and device.type == "cuda":
             torch.use_deterministic_algorithms(True)
 
+    def set_sinks(self, layer: int, sinks: Tensor) -> None:
+        """Give a layer whose spec has `sink_logits` its learned logits [Hq]: once, before the first step.
+
+        They join each softmax and add no value. Raises `EngineFault` for another layer or shape.
+        """
+        group = self._group_of.get(layer)
+        spec = None if group is None else self._groups[group].spec
+        if spec is None or not spec.sink_logits or sinks.shape != (spec.num_q_heads,):
+            raise EngineFault(
+                f"layer {layer} is given sink logits of shape {tuple(sinks.shape)}; "
+                "give one per query head, to layers whose spec has sink_logits"
+            )
+        store = self._layers[layer]
+        owned = sinks.detach().to(self._device, torch.float32, copy=True).contiguous()
+        self._layers[layer] = replace(store, sinks=owned)
+        self._without_sinks.discard(layer)
+
     def plan(self, batch: StepBatch) -> None:
-        """Route the rows of the next step and count the routes. Valid until the next call."""
+        """Route the rows of the next step and count the routes. Valid until the next call.
+
+        Raises `EngineFault` while a layer lacks its sink logits.
+        """
+        if self._without_sinks:
+            raise EngineFault(f"layer {min(self._without_sinks)} has no sink logits yet; call set_sinks before a step")
         for row in batch.rows:
             self._tables[row.slot].update(row)
         self._plans = [attention.plan(batch, g, self._tables) for g, attention in enumerate(self._attention)]
@@ -89,6 +123,45 @@ class KVCache:
         """
         group = self._group_of[layer]
         return self._attention[group].compute(self._plans[group], self._layers[layer], q, k, v)
+
+    def export(self, sequence: SequenceState, token_ids: Sequence[int], model: ModelIdentity) -> KVSnapshot:
+        """A copy of all that `sequence` holds: the K/V of `token_ids`, which are all tokens written so far.
+
+        Call it between steps. `model` goes into the snapshot.
+        """
+        assert len(token_ids) == sequence.written, f"{len(token_ids)} ids for {sequence.written} written tokens"
+        groups = tuple(mover.export(sequence) for mover in self._movers)
+        return KVSnapshot(model, self._codec_names, tuple(token_ids), sequence.rope_offset, groups)
+
+    def check(self, snapshot: KVSnapshot) -> None:
+        """Raises `InvalidRequest` unless `snapshot` has this cache's geometry and codecs. Its model is not looked at."""
+        check_codecs(snapshot, self._codec_names)
+        if len(snapshot.groups) != len(self._movers):
+            raise InvalidRequest(
+                f"the K/V snapshot has {len(snapshot.groups)} groups of layers and this model {len(self._movers)}; "
+                "give a snapshot of this model"
+            )
+        for mover, group in zip(self._movers, snapshot.groups, strict=True):
+            mover.check(group)
+
+    @torch.inference_mode()
+    def import_(self, snapshot: KVSnapshot, sequence: SequenceState) -> None:
+        """Write `snapshot` as the first tokens of `sequence`, which has its blocks and has written no K/V yet.
+
+        Raises `InvalidRequest` before anything is written: as `check`, or if the sequence shows positions that the
+        snapshot lacks, has fewer tokens written than it covers, or another rope offset.
+        """
+        self.check(snapshot)
+        if sequence.written < snapshot.num_tokens or sequence.rope_offset != snapshot.rope_offset:
+            raise InvalidRequest(
+                f"the K/V snapshot covers {snapshot.num_tokens} tokens with rope offset {snapshot.rope_offset}, and the "
+                f"sequence has {sequence.written} with {sequence.rope_offset}; append as many, and shift it alike"
+            )
+        for mover, group in zip(self._movers, snapshot.groups, strict=True):
+            mover.check_held(group, sequence, snapshot.num_tokens)
+        self._tables[sequence.handle.slot].restore(sequence)
+        for mover, group in zip(self._movers, snapshot.groups, strict=True):
+            mover.import_(group, sequence, snapshot.num_tokens)
 
 
 def _group_attention(

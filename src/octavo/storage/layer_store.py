@@ -40,11 +40,15 @@ class KVRows:
 
 @dataclass(frozen=True)
 class LayerStore:
-    """`blocks` holds `num_blocks * block_size` rows; `ring` holds `max_seqs * window` rows, or None."""
+    """`blocks` holds `num_blocks * block_size` rows; `ring` holds `max_seqs * window` rows, or None.
+
+    `sinks` [Hq] float32 are the layer's learned sink logits, or None.
+    """
 
     blocks: KVRows
     ring: KVRows | None
     codecs: tuple[Codec, Codec]
+    sinks: Tensor | None = None
 
     @cached_property
     def kernel_blocks(self) -> tuple[StoredRows, StoredRows]:
