@@ -1,4 +1,4 @@
-"""Drives a K/V cache by hand: several sequences, scattered blocks, any order of steps; unused storage holds NaN."""
+"""Drives a K/V cache by hand: several sequences, scattered blocks, any order of steps; unused storage is poisoned."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from octavo.cache.spec import LayerSpec, group_layers
 from octavo.step_batch import FreshBlocks, StepBatch, StepRow, StorageKind
-from octavo.storage.codec import CODECS
+from octavo.storage.codecs import CODECS
 from octavo.storage.kv_cache import KVCache
 
 CPU = torch.device("cpu")
@@ -66,12 +66,12 @@ class HandScheduler:
 
 
 def poison(cache: KVCache) -> None:
-    """Fill all storage with NaN: whatever is read before it was written shows."""
+    """Fill all storage with NaN, codes with ones in every bit: whatever is read before it was written shows."""
     for layer in cache._layers.values():
         for rows in (layer.blocks, layer.ring):
             if rows is not None:
-                rows.k.data.fill_(float("nan"))
-                rows.v.data.fill_(float("nan"))
+                for plane in (*rows.k.planes().values(), *rows.v.planes().values()):
+                    plane.fill_(float("nan")) if plane.dtype.is_floating_point else plane.view(torch.uint8).fill_(0xFF)
 
 
 def random_shares(lengths: Sequence[int], seed: int, longest: int = 60) -> list[list[tuple[int, int]]]:

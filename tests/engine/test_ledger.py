@@ -20,7 +20,7 @@ from octavo.models.loaders import open_checkpoint
 from octavo.models.registry import model_class
 from octavo.models.weights import WeightSource
 from octavo.step_batch import StorageKind
-from octavo.storage.codec import CODECS
+from octavo.storage.codecs import CODECS
 from tests.engine.tiny_engines import CASES, STORAGES
 
 FULL = LayerSpec("full", 4, 2, 16, 16, 0.25)
@@ -139,7 +139,9 @@ def test_the_cache_takes_what_the_ledger_says(load, case, storage):
     loaded = share_weights(load(case), config, StorageDecision(storage, "test"))
     core = EngineCore(loaded, config)
     rows = [rows for layer in core.runner.cache._layers.values() for rows in (layer.blocks, layer.ring) if rows]
-    assert core.ledger.kv_bytes == sum(store.data.nbytes for each in rows for store in (each.k, each.v))
+    assert core.ledger.kv_bytes == sum(
+        plane.nbytes for each in rows for store in (each.k, each.v) for plane in store.planes().values()
+    )
 
 
 def test_weights_shared_by_engines_are_counted_as_there_already(load):

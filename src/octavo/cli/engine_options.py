@@ -31,7 +31,9 @@ BlockSize = Annotated[int, option("--block-size", help="Tokens per K/V block: 16
 MaxContext = Annotated[int | None, option("--max-context", help="Most tokens of prompt and output together.")]
 Dtype = Annotated[str, option("--dtype", help="Compute dtype: auto, float32, bfloat16 or float16.")]
 Weights = Annotated[str, option("--weights", help="Weights in memory: auto, full (the compute dtype), int8 or int4.")]
-KvDtype = Annotated[str, option("--kv-dtype", help="K/V in memory: auto, f32, f16, bf16, or k=NAME,v=NAME.")]
+KvDtype = Annotated[
+    str, option("--kv-dtype", help="K/V in memory: auto, f32, f16, bf16, q8_0, q4_0, turbo4, or k=NAME,v=NAME.")
+]
 Device = Annotated[str, option("--device", help="auto, cpu or cuda.")]
 Threads = Annotated[int | None, option("--threads", help="CPU threads (default: what the cgroup allows).")]
 Force = Annotated[bool, option("--force", help="Use a tokenizer whose pre-tokeniser is unknown.")]

@@ -25,7 +25,7 @@ from octavo.models.loaders import open_checkpoint
 from octavo.models.registry import model_class
 from octavo.models.weights import WeightSource
 from octavo.step_batch import StorageKind
-from octavo.storage.codec import Codec, resolve_kv_dtype
+from octavo.storage.codecs import Codec, check_heads, resolve_kv_dtype, warn_of_losses
 from octavo.tokenizer import Tokenizer
 
 Progress = Callable[[int, int], None]  # bytes packed so far, bytes in all
@@ -77,6 +77,8 @@ def plan_model(path: Path, config: EngineConfig, *, may_run_several: bool = True
     dtype = choose_dtype(config.dtype, device, narrow_weights=_mostly_affine(checkpoint))
     routes = choose_route(config.weights, dtype, device)
     codecs = resolve_kv_dtype(config.kv_dtype, dtype)
+    check_heads(codecs, cls.kv_layout(model))
+    warn_of_losses(codecs, model.model_type)
     several = may_run_several and config.max_num_seqs > 1
     storage = resolve_storage(config.storage, model.model_type, device.type, cls.supports_paged, several)
     ledger = _ledger(checkpoint, config, storage.kind, routes, codecs, dtype, available_memory(device))

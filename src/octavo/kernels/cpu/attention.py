@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -14,7 +15,9 @@ from torch import Tensor
 from octavo.errors import CapacityError
 from octavo.kernels.cpu import library
 
+Encoding = Literal["q8_0", "q4_0", "turbo4"]
 _DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+_ENCODINGS: dict[Encoding, int] = {"q8_0": 3, "q4_0": 4, "turbo4": 5}
 _MOST_QUERIES_PER_HEAD = 32
 
 
@@ -39,12 +42,34 @@ class Placement:
 
 
 class StoredRows:
-    """Rows [num_rows, H, D] (any strides over rows and heads) as the kernels see them."""
+    """Rows [num_rows, H, width] (any strides over rows and heads) as the kernels see them.
 
-    def __init__(self, data: Tensor) -> None:
+    A floating dtype is what it is; its width is the head's D. Otherwise `encoding` names how csrc/codecs.h encodes D
+    elements, `scales` [num_rows, H, groups] are float16, and for `turbo4` `scaled` elements share a scale and `tables`
+    are its signs, levels and bounds.
+    """
+
+    def __init__(
+        self,
+        data: Tensor,
+        *,
+        encoding: Encoding | None = None,
+        dim: int | None = None,
+        scales: Tensor | None = None,
+        scaled: int = 0,
+        tables: Tensor | None = None,
+    ) -> None:
         assert data.stride(2) == 1
         self.data = data
-        self.struct = library.Rows(data.data_ptr(), data.stride(0), data.stride(1), _DTYPES[data.dtype], data.shape[2])
+        self._kept_alive = scales, tables
+        dtype = _DTYPES[data.dtype] if encoding is None else _ENCODINGS[encoding]
+        self.struct = library.Rows(data.data_ptr(), data.stride(0), data.stride(1), dtype, dim or data.shape[2])
+        if scales is not None:
+            assert scales.stride(2) == 1
+            self.struct.scales = scales.data_ptr()
+            self.struct.scale_row_stride, self.struct.scale_head_stride = scales.stride(0), scales.stride(1)
+        if tables is not None:
+            self.struct.scaled, self.struct.tables = scaled, tables.data_ptr()
         self.pointer = ctypes.addressof(self.struct)
 
 

@@ -55,6 +55,11 @@ class Rows(ctypes.Structure):
         ("head_stride", c_int64),
         ("dtype", c_int32),
         ("dim", c_int32),
+        ("scales", c_void_p),
+        ("scale_row_stride", c_int64),
+        ("scale_head_stride", c_int64),
+        ("scaled", c_int64),
+        ("tables", c_void_p),
     )
 
 

@@ -7,6 +7,7 @@
 
 #include <stdatomic.h>
 
+#include "codecs.h"
 #include "pool.h"
 #include "scratch.h"
 #include "vec.h"
@@ -28,32 +29,6 @@ INLINE int64_t first_visible(const octavo_heads *heads, int64_t position) {
 
 // ---- storing
 
-INLINE void encode(const float *x, void *data, int64_t at, int32_t dtype, int64_t count) {
-    if (dtype == 0) {
-        memcpy((float *)data + at, x, (size_t)count * 4);
-        return;
-    }
-    uint16_t *out = (uint16_t *)data + at;
-    int64_t i = 0;
-#if defined(__AVX512F__)
-    if (dtype == 1)
-        for (; i + 16 <= count; i += 16)
-            _mm256_storeu_si256((__m256i *)(out + i), _mm512_cvtps_ph(_mm512_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT));
-#endif
-    for (; i < count; i++) out[i] = dtype == 1 ? to_half(x[i]) : to_bfloat(x[i]);
-}
-
-INLINE void decode(const octavo_rows *rows, int64_t at, float *out) {
-    int i = 0;
-    if (rows->dtype == 0) {
-        memcpy(out, (const float *)rows->data + at, (size_t)rows->dim * 4);
-    } else if (rows->dtype == 1) {
-        for (; i < rows->dim; i += VL) store(out + i, load_half((const uint16_t *)rows->data + at + i));
-    } else {
-        for (; i < rows->dim; i += VL) store(out + i, load_bfloat((const uint16_t *)rows->data + at + i));
-    }
-}
-
 // New keys and values x [tokens, heads, dim], tokens `stride` apart, into the rows of their positions.
 void octavo_store(const float *x, int64_t stride, int64_t num_heads, const octavo_rows *rows,
                   const octavo_sequence *sequences, int64_t count) {
@@ -62,8 +37,7 @@ void octavo_store(const float *x, int64_t stride, int64_t num_heads, const octav
         for (int64_t t = 0; t < s->num_tokens; t++) {
             int64_t row = row_of(s, s->start + t);
             for (int64_t h = 0; h < num_heads; h++)
-                encode(x + (s->first_token + t) * stride + h * rows->dim, rows->data,
-                       row * rows->row_stride + h * rows->head_stride, rows->dtype, rows->dim);
+                encode(x + (s->first_token + t) * stride + h * rows->dim, rows, row, h);
         }
     }
 }
@@ -137,8 +111,8 @@ static void load_chunk(const attention *a, const octavo_sequence *s, int64_t hea
                 continue;
             }
             int64_t row = row_of(s, position);
-            decode(a->k, row * a->k->row_stride + head * a->k->head_stride, w->staging + i * k_dim);
-            decode(a->v, row * a->v->row_stride + head * a->v->head_stride, w->values + (j + i) * v_dim);
+            decode(a->k, row, head, w->staging + i * k_dim);
+            decode(a->v, row, head, w->values + (j + i) * v_dim);
         }
         transpose(w->staging, k_dim, w->keys + j);
     }
@@ -216,12 +190,6 @@ INLINE void weigh_row(float *scores, int64_t from, int64_t to, float softcap, fl
         store(scores + c * VL, weight);
         sums[c % NV] += weight;
     }
-}
-
-INLINE int any_lane(vi mask) {
-    int32_t any = 0;
-    for (int i = 0; i < VL; i++) any |= mask[i];
-    return any != 0;
 }
 
 static int64_t align(int64_t floats) { return (floats + 15) / 16 * 16; }

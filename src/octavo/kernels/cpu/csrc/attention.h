@@ -14,12 +14,17 @@ typedef struct {
     int64_t block_size, base, ring, keep, skip;
 } octavo_sequence;
 
-// Stored rows: element d of head h of row r is at r * row_stride + h * head_stride + d.
+// Stored rows: the elements (for 4 bits, pairs of them) of head h of row r begin at r * row_stride + h * head_stride.
+// Encoded rows have float16 scales beside them, laid out alike. Of turbo4, `scaled` elements are rotated together and
+// share a scale, and `tables` are those of octavo.storage.codecs.turbo4.
 typedef struct {
     void *data;
     int64_t row_stride, head_stride;
-    int32_t dtype; // 0 float32, 1 float16, 2 bfloat16
+    int32_t dtype; // 0 float32, 1 float16, 2 bfloat16, 3 q8_0, 4 q4_0, 5 turbo4
     int32_t dim;
+    void *scales;
+    int64_t scale_row_stride, scale_head_stride, scaled;
+    const float *tables;
 } octavo_rows;
 
 typedef struct {

@@ -46,6 +46,12 @@ INLINE vf fma_v(vf a, vf b, vf c) {
 INLINE vf select_v(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
 INLINE vf max_v(vf a, vf b) { return select_v(a > b, a, b); }
 
+INLINE int any_lane(vi mask) {
+    int32_t any = 0;
+    for (int i = 0; i < VL; i++) any |= mask[i];
+    return any != 0;
+}
+
 // Sum and largest of the lanes, always by the same tree.
 INLINE float sum_lanes(const vf *v) {
     float x[LANES];
