@@ -1,34 +1,19 @@
-"""The memory ledger: what a model, its workspace and its K/V take, worked out before anything is loaded.
-
-The engine admits by it, `octavo inspect` prints it. Owns every refusal for want of memory at start-up.
-"""
+"""The memory ledger: what a model, its workspace and its K/V take, worked out before anything is loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from octavo.cache.spec import CacheGroup, LayerSpec, group_layers
 from octavo.config import EngineConfig
-from octavo.engine.kv_demand import KVDemand, windowed
-from octavo.engine.working_memory import Serving, activation_bytes, append_tokens, workspace_bytes
 from octavo.errors import CapacityError, InvalidRequest
+from octavo.kernels.chunked_attention import KEY_CHUNK, MAX_SCORES
 from octavo.models.config import ModelConfig
+from octavo.step_batch import StorageKind
+from octavo.storage.codecs import Codec
 
 _KV_SHARE = 0.8  # of what weights and workspace leave; the rest stays for the system and fragmentation
-
-
-@dataclass(frozen=True, slots=True)
-class Resident:
-    """Bytes there whatever is served: packed weights, and `runtime`: the tokenizer and Octavo's own modules.
-
-    `loading` is what packing takes for a while beyond these.
-    """
-
-    weights: int
-    runtime: int = 0
-    loading: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,40 +28,22 @@ class GroupBudget:
     block_bytes: int
     ring_bytes: int
 
-    def as_object(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "layers": self.num_layers,
-            "window": self.window,
-            "bytes_per_token": self.bytes_per_token,
-            "num_blocks": self.num_blocks,
-            "block_bytes": self.block_bytes,
-            "ring_bytes": self.ring_bytes,
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Bytes; and lengths in tokens: `context_limit`, what settings and model allow, and `max_context`.
+    """Bytes, and two lengths in tokens: `context_limit`, what the settings and the model allow, and `max_context`.
 
-    `max_context` is the longest sequence that fits alone: no request may be longer. `max_num_seqs` is how many may
-    run at once. `fits_context` is the longest context that so many can have at the same time, and `fits_parallel` how
-    many sequences of `context_limit` tokens can run at the same time; 0 if not one.
+    `max_context` is the longest sequence that fits alone; `max_num_seqs` is how many may run at once.
     """
 
     available_bytes: int
     weight_bytes: int
-    runtime_bytes: int
-    loading_bytes: int
     workspace_bytes: int
     activation_bytes: int
     groups: tuple[GroupBudget, ...]
     context_limit: int
     max_context: int
     max_num_seqs: int
-    fits_context: int
-    fits_parallel: int
-    graph_bytes: int = 0  # captured graphs of a GPU
 
     @property
     def kv_bytes(self) -> int:
@@ -84,31 +51,11 @@ class Ledger:
 
     @property
     def total_bytes(self) -> int:
-        """All that is there while it runs; `loading_bytes` are gone by then."""
-        return self.weight_bytes + self.runtime_bytes + self.overhead_bytes + self.kv_bytes
-
-    @property
-    def overhead_bytes(self) -> int:
-        return self.workspace_bytes + self.activation_bytes + self.graph_bytes
+        return self.weight_bytes + self.workspace_bytes + self.activation_bytes + self.kv_bytes
 
     @property
     def num_blocks(self) -> tuple[int, ...]:
         return tuple(group.num_blocks for group in self.groups)
-
-    def as_object(self) -> dict[str, Any]:
-        """Sizes by names that do not change, for `inspect --json` and metrics. Parts add up to `total_bytes`."""
-        return {
-            "available_bytes": self.available_bytes,
-            "weight_bytes": self.weight_bytes,
-            "runtime_bytes": self.runtime_bytes,
-            "workspace_bytes": self.workspace_bytes,
-            "activation_bytes": self.activation_bytes,
-            "graph_bytes": self.graph_bytes,
-            "kv_bytes": self.kv_bytes,
-            "total_bytes": self.total_bytes,
-            "loading_bytes": self.loading_bytes,
-            "groups": [group.as_object() for group in self.groups],
-        }
 
 
 def plan_memory(
@@ -116,20 +63,69 @@ def plan_memory(
     layout: Sequence[LayerSpec],
     config: EngineConfig,
     *,
-    serving: Serving,
-    resident: Resident,
+    storage: StorageKind,
+    codecs: tuple[Codec, Codec],
+    weights: int,
     available: int,
 ) -> Ledger:
-    """Divide `available` bytes: weights, workspace and activations first, K/V from what is left.
+    """Divide `available` bytes: `weights` (once packed), workspace and activations first, K/V from what is left.
 
-    Windowed groups get what `max_num_seqs` sequences can ever hold and a cache share; the rest goes to the others: four
-    fifths of what is left, up to `max_num_seqs` sequences of `max_context` tokens; or exactly `num_kv_blocks`; or all
-    of `kv_budget` (of which a dense cache takes no more than its sequences can use).
-
-    Raises `CapacityError` with both numbers if the model does not fit, not even with one block of K/V, or if what was
-    asked for explicitly does not. Raises `InvalidRequest` for `num_kv_blocks` of a model without an unbounded layer.
+    Windowed groups get what `max_num_seqs` sequences can ever hold; the rest goes to the others, up to
+    `max_num_seqs` sequences of `max_context` tokens (or exactly `num_kv_blocks`). Raises `CapacityError` with both
+    numbers if the model does not fit, not even with one block of K/V, or if what was asked for explicitly does not.
+    Raises `InvalidRequest` for `num_kv_blocks` of a model that has no unbounded layer.
     """
-    return _Planner(model, group_layers(layout), config, serving, resident, available).plan()
+    limit = min(config.max_context or model.max_position_embeddings, model.max_position_embeddings)
+    groups = group_layers(layout)
+    workspace = _workspace_bytes(model, groups, config, limit)
+    activations = _activation_bytes(model, config)
+    left = available - weights - workspace - activations
+    bounded = [_bounded_budget(group, config, storage, codecs, limit) for group in groups]
+    left -= sum(budget.block_bytes + budget.ring_bytes for budget in bounded if budget is not None)
+    per_block = sum(
+        group.bytes_per_block(config.block_size, *_row_bytes(group, codecs))
+        for group, budget in zip(groups, bounded, strict=True)
+        if budget is None
+    )
+    if left < per_block:
+        raise CapacityError(
+            f"the model needs {gib(available - left + per_block)} (weights {gib(weights)}, the rest workspace and K/V) "
+            f"but {gib(available)} are free; take a smaller model, --weights int4, or a smaller --max-context"
+        )
+    if config.num_kv_blocks is not None and not per_block:
+        raise InvalidRequest(
+            f"num kv blocks is {config.num_kv_blocks}, but every layer of this model has a window, whose memory is "
+            "fixed; leave it out"
+        )
+    num_blocks = config.max_num_seqs * -(-limit // config.block_size)
+    if per_block:
+        num_blocks = config.num_kv_blocks or min(num_blocks, int(left * _KV_SHARE) // per_block)
+    if num_blocks * per_block > left:
+        raise CapacityError(
+            f"{num_blocks} K/V blocks take {gib(num_blocks * per_block)} but {gib(left)} are left after the weights; "
+            f"ask for at most {left // per_block}"
+        )
+    budgets = tuple(
+        budget or _budget(group, config, codecs, num_blocks=max(1, num_blocks), ring_rows=0)
+        for group, budget in zip(groups, bounded, strict=True)
+    )
+    fits = max(1, num_blocks) * config.block_size
+    if config.max_context is not None and config.num_kv_blocks is None and fits < limit:
+        needed = -(-limit // config.block_size) * per_block
+        raise CapacityError(
+            f"a context of {limit} tokens takes {gib(needed)} of K/V but {gib(int(left * _KV_SHARE))} are left for it; "
+            f"give --max-context {fits} or less"
+        )
+    return Ledger(
+        available_bytes=available,
+        weight_bytes=weights,
+        workspace_bytes=workspace,
+        activation_bytes=activations,
+        groups=budgets,
+        context_limit=limit,
+        max_context=min(limit, fits),
+        max_num_seqs=config.max_num_seqs,
+    )
 
 
 def gib(num_bytes: int) -> str:
@@ -137,177 +133,55 @@ def gib(num_bytes: int) -> str:
     return f"{num_bytes / (1 << 30):.2f} GiB" if num_bytes >= 1 << 30 else f"{num_bytes / (1 << 20):.1f} MiB"
 
 
-def largest(fits: Callable[[int], bool], most: int) -> int:
-    """The largest n in [1, most] that `fits`, 0 if 1 does not; `fits` must not become true again as n grows."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
+def _bounded_budget(
+    group: CacheGroup, config: EngineConfig, storage: StorageKind, codecs: tuple[Codec, Codec], max_context: int
+) -> GroupBudget | None:
+    """What `max_num_seqs` sequences can ever hold of a windowed group; None for one that grows without bound."""
+    if not group.bounded or group.spec.window is None:
+        return None
+    if storage is StorageKind.DENSE:
+        # The pool wants at least one block of each group; a ring never uses it.
+        return _budget(group, config, codecs, num_blocks=1, ring_rows=config.max_num_seqs * group.spec.window)
+    append = min(config.prefill_chunk, config.max_batch_tokens)
+    blocks = group.max_blocks(storage, max_context, config.block_size, append)
+    return _budget(group, config, codecs, num_blocks=config.max_num_seqs * blocks, ring_rows=0)
 
 
-@dataclass(frozen=True)
-class _Planner:
-    """The arithmetic, for one number of sequences. Lengths are tokens; all that grows with a length is monotone."""
-
-    model: ModelConfig
-    groups: tuple[CacheGroup, ...]
-    config: EngineConfig
-    serving: Serving
-    resident: Resident
-    available: int
-    demand: KVDemand = field(init=False)
-
-    def __post_init__(self) -> None:
-        config, serving = self.config, self.serving
-        demand = KVDemand(
-            self.groups, serving.codecs, serving.storage, config.block_size, append_tokens(config)
-        )
-        object.__setattr__(self, "demand", demand)
-
-    # -- what there is for sequences of up to `length` tokens ------------------------------------------------------
-
-    def overhead(self, length: int) -> tuple[int, int]:
-        """Workspace and activations."""
-        workspace = workspace_bytes(self.model, self.groups, self.config, self.serving, length)
-        return workspace, activation_bytes(self.model, self.config, length)
-
-    def left(self, length: int) -> int:
-        """Bytes for K/V; negative if not even the rest fits."""
-        return self.available - self.resident.weights - self.resident.runtime - sum(self.overhead(length))
-
-    def windows(self, length: int) -> int:
-        return self.demand.windowed_bytes(self.config.max_num_seqs, length)
-
-    def num_blocks(self, length: int) -> int:
-        """Blocks of the unbounded groups that there is memory for, however many are of use; negative if none is."""
-        per_block, rest = self.demand.bytes_per_block, self.left(length) - self.windows(length)
-        budget, exact = self.config.kv_budget, self.config.num_kv_blocks
-        if budget is not None:
-            rest = min(rest, budget - self.windows(length)) if budget <= self.left(length) else -1
-        if not per_block:
-            return -1 if rest < 0 else self.useful_blocks(length)
-        if exact is not None:
-            return exact if exact * per_block <= rest else -1
-        if budget is None and rest >= per_block:
-            rest = max(per_block, int(rest * _KV_SHARE))
-        return rest // per_block
-
-    def useful_blocks(self, length: int) -> int:
-        return self.config.max_num_seqs * self.blocks_of(length)
-
-    def blocks_of(self, length: int) -> int:
-        return -(-length // self.config.block_size)
-
-    def fits(self, length: int) -> bool:
-        """Whether one sequence of `length` tokens does, beside what is set aside for the others."""
-        return self.loads() and self.num_blocks(length) >= self.blocks_of(length)
-
-    def fits_all(self, length: int) -> bool:
-        """Whether all sequences can have `length` tokens at the same time."""
-        return self.loads() and self.num_blocks(length) >= self.useful_blocks(length)
-
-    def loads(self) -> bool:
-        return self.resident.weights + self.resident.runtime + self.resident.loading <= self.available
-
-    # -- the plan --------------------------------------------------------------------------------------------------
-
-    def plan(self) -> Ledger:
-        asked, most = self.config.max_context, self.model.max_position_embeddings
-        limit = min(asked or most, most)
-        if self.config.num_kv_blocks is not None and not self.demand.bytes_per_block:
-            raise InvalidRequest(
-                f"num kv blocks is {self.config.num_kv_blocks}, but every layer of this model has a window, whose "
-                "memory is fixed; leave it out"
-            )
-        # A pool that is to have few blocks may well hold less than the context: its sequences are shorter then.
-        may_shrink = asked is None or self.config.num_kv_blocks is not None
-        length = largest(self.fits, limit) if may_shrink or not self.fits(limit) else limit
-        if length == 0 or (length < limit and not may_shrink):
-            raise self.refusal(limit, length)
-        workspace, activations = self.overhead(length)
-        return Ledger(
-            available_bytes=self.available,
-            weight_bytes=self.resident.weights,
-            runtime_bytes=self.resident.runtime,
-            loading_bytes=self.resident.loading,
-            workspace_bytes=workspace,
-            activation_bytes=activations,
-            groups=self.budgets(length),
-            context_limit=limit,
-            max_context=length,
-            max_num_seqs=self.config.max_num_seqs,
-            fits_context=largest(self.fits_all, limit),
-            fits_parallel=largest(lambda seqs: self.with_seqs(seqs).fits_all(limit), 1 << 20),
-        )
-
-    def with_seqs(self, num_seqs: int) -> _Planner:
-        return replace(self, config=replace(self.config, max_num_seqs=num_seqs))
-
-    def budgets(self, length: int) -> tuple[GroupBudget, ...]:
-        config, demand = self.config, self.demand
-        num_blocks = self.num_blocks(length)
-        capped = config.num_kv_blocks is None and (config.kv_budget is None or self.serving.storage.value == "dense")
-        if capped:
-            num_blocks = min(num_blocks, self.useful_blocks(length))
-        return tuple(
-            _budget(
-                group,
-                demand,
-                demand.windowed_blocks(group, config.max_num_seqs, length) if windowed(group) else num_blocks,
-                config.max_num_seqs,
-            )
-            for group in self.groups
-        )
-
-    # -- refusals --------------------------------------------------------------------------------------------------
-
-    def refusal(self, limit: int, length: int) -> CapacityError:
-        """Why a sequence of `limit` tokens does not fit, where at most `length` do (0: not one token)."""
-        least, budget, exact = 1 if length == 0 else limit, self.config.kv_budget, self.config.num_kv_blocks
-        needed, left = self.windows(least) + self.demand.bytes_per_block, self.left(least)
-        if not self.loads() or left < needed:
-            return self.model_refusal(least)
-        if budget is not None and budget > left:
-            return CapacityError(
-                f"the kv budget is {budget} bytes ({gib(budget)}) but {left} ({gib(left)}) are left after weights and "
-                f"workspace; give at most {left}"
-            )
-        if budget is not None and budget < needed:
-            return CapacityError(
-                f"the kv budget is {budget} bytes ({gib(budget)}), too small for one block of every group of layers; "
-                f"give at least {needed} ({gib(needed)})"
-            )
-        if exact is not None:
-            most = largest(lambda n: replace(self, config=replace(self.config, num_kv_blocks=n)).fits(1), exact)
-            return CapacityError(
-                f"{exact} K/V blocks take {gib(exact * self.demand.bytes_per_block)} but {gib(left)} are left after "
-                f"the weights; ask for at most {most}"
-            )
-        taken = self.windows(limit) + self.blocks_of(limit) * self.demand.bytes_per_block
-        return CapacityError(
-            f"a context of {limit} tokens takes {gib(taken)} of K/V but {gib(budget or int(left * _KV_SHARE))} are "
-            f"left for it; give --max-context {length} or less"
-        )
-
-    def model_refusal(self, least: int) -> CapacityError:
-        resident, kv = self.resident, self.windows(least) + self.demand.bytes_per_block
-        fixed = resident.weights + resident.runtime
-        needed = fixed + max(resident.loading, sum(self.overhead(least)) + kv)
-        return CapacityError(
-            f"the model needs {gib(needed)} (weights {gib(resident.weights)}, the rest workspace and K/V) "
-            f"but {gib(self.available)} are free; take a smaller model, --weights int4, or a smaller --max-context"
-        )
-
-
-def _budget(group: CacheGroup, demand: KVDemand, num_blocks: int, num_seqs: int) -> GroupBudget:
-    per_token = demand.bytes_per_token(group)
+def _budget(
+    group: CacheGroup, config: EngineConfig, codecs: tuple[Codec, Codec], *, num_blocks: int, ring_rows: int
+) -> GroupBudget:
+    k_bytes, v_bytes = _row_bytes(group, codecs)
+    per_token = group.bytes_per_token(k_bytes, v_bytes)
     return GroupBudget(
         kind=group.spec.kind,
         num_layers=len(group.layers),
         window=group.spec.window,
         bytes_per_token=per_token,
         num_blocks=num_blocks,
-        block_bytes=num_blocks * demand.block_size * per_token,
-        ring_bytes=demand.ring_rows(group, num_seqs) * per_token,
+        block_bytes=num_blocks * config.block_size * per_token,
+        ring_bytes=ring_rows * per_token,
     )
+
+
+def _row_bytes(group: CacheGroup, codecs: tuple[Codec, Codec]) -> tuple[int, int]:
+    spec = group.spec
+    return (
+        spec.num_kv_heads * codecs[0].bytes_per_row(spec.k_dim),
+        spec.num_kv_heads * codecs[1].bytes_per_row(spec.v_dim),
+    )
+
+
+def _workspace_bytes(model: ModelConfig, groups: Sequence[CacheGroup], config: EngineConfig, max_context: int) -> int:
+    """Decoded K and V of one sequence, masks of the longest step, scores, and logits of every sequence."""
+    span = -(-max_context // KEY_CHUNK) * KEY_CHUNK
+    decoded = max(g.spec.num_kv_heads * span * (g.spec.k_dim + g.spec.v_dim) * 4 for g in groups)
+    masks = len(groups) * span * min(config.prefill_chunk, config.max_batch_tokens)
+    logits = 2 * config.max_num_seqs * model.vocab_size * 4
+    return decoded + masks + 4 * MAX_SCORES * 4 + logits
+
+
+def _activation_bytes(model: ModelConfig, config: EngineConfig) -> int:
+    """Float32 residual and norms, q/k/v in both precisions, and the MLP's two halves, for the largest step."""
+    qkv = (model.num_attention_heads + 2 * model.num_key_value_heads) * model.head_dim
+    per_token = 4 * model.hidden_size * 4 + qkv * 12 + model.intermediate_size * 4 * 2
+    return config.max_batch_tokens * per_token
