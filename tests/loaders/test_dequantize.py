@@ -143,7 +143,7 @@ def test_the_affine_form_is_exact(name: str) -> None:
     assert shape == AffineShape(groups.bits, groups.group, groups.minimum is not None)
     assert groups.group == (16 if name == "Q6_K" else 32)
     assert groups.codes.dtype == torch.uint8
-    assert groups.bits == (4 if "Q4" in name else 8)
+    assert groups.bits == int(name[1])
     assert int(groups.codes.max()) < 2**groups.bits
     assert torch.equal(affine_values(groups), tensor.dequantize())
 

@@ -13,7 +13,7 @@ from torch import Tensor
 class AffineGroups:
     """An affine weight, exactly: `w[n, k] = (codes[n, k] - zero) * scale[n, k // group] + minimum[n, k // group]`.
 
-    codes [N, K] uint8, below 2 ** `bits` (4 or 8); scale and minimum [N, K / group] float32, minimum None where the
+    codes [N, K] uint8, below 2 ** `bits` (4, 5, 6 or 8); scale and minimum [N, K / group] float32, minimum None where the
     encoding has none; `group` is 16, 32 or a multiple of 32.
     """
 
@@ -27,7 +27,7 @@ class AffineGroups:
 
 @dataclass(frozen=True, slots=True)
 class AffineShape:
-    """The form of an affine encoding: bits per code (4 or 8), columns per scale, and whether there are minima."""
+    """The form of an affine encoding: bits per code (4, 5, 6 or 8), columns per scale, and whether there are minima."""
 
     bits: int
     group: int

@@ -1,4 +1,4 @@
-"""Products with 4- and 8-bit weights: right, and a row's bits a function of the row alone."""
+"""Products with weights of 4 to 8 bits: right, and a row's bits a function of the row alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COUNTS = [0, 1, 2, 3, 4, 5, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 1
 
 every_form = pytest.mark.parametrize(
     ("bits", "group", "offset"),
-    [(bits, group, offset) for bits in (4, 8) for group in (16, 32) for offset in OFFSETS],
+    [(bits, group, offset) for bits in (4, 5, 6, 8) for group in (16, 32) for offset in OFFSETS],
     ids=lambda value: str(value),
 )
 

@@ -78,6 +78,7 @@ class Heads(ctypes.Structure):
 _PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
     "octavo_set_threads": (c_int32, (c_int32,)),
     "octavo_packed_bytes": (c_int64, (c_int64, c_int64, c_int32, c_int32, c_int32)),
+    "octavo_has_form": (c_int32, (c_int32, c_int32, c_int32)),
     "octavo_pack": (None, (c_void_p, c_void_p, c_void_p, c_int64, POINTER(WeightPart))),
     "octavo_linear": (c_int32, (c_void_p, c_int32, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int64)),
     "octavo_lookup": (None, (c_void_p, c_int64, c_void_p, c_int64, c_void_p)),

@@ -1,4 +1,4 @@
-"""Products with 4- and 8-bit weights. csrc/linear.c says how they are laid out and computed."""
+"""Products with weights of 4 to 8 bits: csrc/linear.c says how they are computed, csrc/codes.h how they lie."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ALIGNMENT = 64
 class AffineMatrix:
     """`w[n, k] = (codes[n, k] - zero) * scale[n, k // group] + minimum[n, k // group]`.
 
-    codes [N, K] uint8 below `2 ** bits` (4 or 8); scale and minimum [N, K / group] float32, minimum may be None;
+    codes [N, K] uint8 below `2 ** bits` (4, 5, 6 or 8); scale and minimum [N, K / group] float32, minimum may be None;
     group 16 or 32, K a multiple of 32.
     """
 
@@ -38,25 +38,24 @@ class PackedAffine:
     def __init__(self, matrices: Sequence[AffineMatrix]) -> None:
         functions = library.load().functions
         assert functions is not None
+        forms = [(kernel_bits(m.bits, m.group, m.minimum is not None), m) for m in matrices]
         self._linear, self._lookup = functions.octavo_linear, functions.octavo_lookup
         self.num_rows = sum(len(matrix.codes) for matrix in matrices)
         self.num_columns = int(matrices[0].codes.shape[1])
         sizes = [
             _aligned(
-                functions.octavo_packed_bytes(
-                    len(m.codes), self.num_columns, m.bits, m.group, int(m.minimum is not None)
-                )
+                functions.octavo_packed_bytes(len(m.codes), self.num_columns, bits, m.group, int(m.minimum is not None))
             )
-            for m in matrices
+            for bits, m in forms
         ]
         self.num_bytes = sum(sizes)
         self._memory = WEIGHTS.take(self.num_bytes)
         at = self._memory.address
         self._parts = (library.WeightPart * len(matrices))()
-        for part, matrix, size in zip(self._parts, matrices, sizes, strict=True):
+        for part, (bits, matrix), size in zip(self._parts, forms, sizes, strict=True):
             codes, scale = matrix.codes.contiguous(), matrix.scale.contiguous()
             minimum = None if matrix.minimum is None else matrix.minimum.contiguous()
-            part.data, part.rows, part.bits, part.group = at, len(codes), matrix.bits, matrix.group
+            part.data, part.rows, part.bits, part.group = at, len(codes), bits, matrix.group
             part.zero, part.has_minimum, part.unit = matrix.zero, int(minimum is not None), _unit(scale, minimum)
             functions.octavo_pack(
                 codes.data_ptr(), scale.data_ptr(), _pointer(minimum), self.num_columns, ctypes.byref(part)
@@ -90,8 +89,16 @@ class PackedAffine:
         return rows
 
 
+def kernel_bits(bits: int, group: int, has_minimum: bool) -> int:
+    """Bits that such codes take packed: their own where there are kernels for that, else 8."""
+    functions = library.load().functions
+    assert functions is not None
+    return bits if functions.octavo_has_form(bits, group, int(has_minimum)) else 8
+
+
 def packed_bytes(num_rows: int, num_columns: int, bits: int, group: int, has_minimum: bool) -> int:
     """Bytes that such a matrix takes packed: its codes, and one or two float16 numbers a group, in tiles of 16 rows."""
+    bits = kernel_bits(bits, group, has_minimum)
     tiles = -(-num_rows // 16)
     return tiles * (16 * num_columns * bits // 8 + 32 * (num_columns // group) * (2 if has_minimum else 1))
 

@@ -223,10 +223,10 @@ class _AffineForm:
 _AFFINE: dict[str, _AffineForm] = {
     "Q4_0": _AffineForm(_split_q4_0, 4, 8, False),
     "Q4_1": _AffineForm(_split_q4_1, 4, 0, True),
-    "Q5_0": _AffineForm(_split_q5_0, 8, 16, False),
-    "Q5_1": _AffineForm(_split_q5_1, 8, 0, True),
+    "Q5_0": _AffineForm(_split_q5_0, 5, 16, False),
+    "Q5_1": _AffineForm(_split_q5_1, 5, 0, True),
     "Q8_0": _AffineForm(_split_q8_0, 8, 128, False),
     "Q4_K": _AffineForm(_split_q4_k, 4, 0, True),
-    "Q5_K": _AffineForm(_split_q5_k, 8, 0, True),
-    "Q6_K": _AffineForm(_split_q6_k, 8, 32, False, group=16),
+    "Q5_K": _AffineForm(_split_q5_k, 5, 0, True),
+    "Q6_K": _AffineForm(_split_q6_k, 6, 32, False, group=16),
 }

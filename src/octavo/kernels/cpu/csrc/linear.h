@@ -1,4 +1,4 @@
-// Products with weights of 4 or 8 bits. See linear.c.
+// Products with weights of 4, 5, 6 or 8 bits. See linear.c.
 #ifndef OCTAVO_LINEAR_H
 #define OCTAVO_LINEAR_H
 
@@ -8,7 +8,7 @@
 typedef struct {
     const uint8_t *data;
     int64_t rows;
-    int32_t bits;        // 4 or 8 per code
+    int32_t bits;        // 4, 5, 6 or 8 per code
     int32_t group;       // consecutive columns that share a scale: 16 or 32
     int32_t zero;        // what a code of no value is
     int32_t has_minimum; // 0: there are none

@@ -1,0 +1,94 @@
+// Rows of x as integers: each group of 32 columns is scale * (128 * high + low), two planes of 8 bits.
+#ifndef OCTAVO_ACTIVATIONS_H
+#define OCTAVO_ACTIVATIONS_H
+
+#include <math.h>
+
+#include "codes.h"
+#include "vec.h"
+
+// Encoded x: blocks of `height` rows (16, or fewer if there are fewer rows); in a block, for each span of 32 columns,
+//   high, low      [height][SPAN] int8
+//   scale, scaled_sum [height] float32: of the span; and times the sum of its integers
+//   sum, first     [height] int32: of the integers, and of those in the first half
+enum { BYTES_PER_SPAN = 2 * SPAN + 16, BLOCK_ROWS = 16 };
+#define FULL 16319.0f // largest 128 * 127 + 63
+
+// Views of one span of a block, from its row `row`.
+typedef struct {
+    const int8_t *high, *low;
+    const float *scale, *scaled_sum;
+    const int32_t *sum, *first;
+} span_view;
+
+INLINE span_view view_span(const uint8_t *block, int64_t height, int64_t span, int64_t row) {
+    const uint8_t *at = block + span * height * BYTES_PER_SPAN;
+    const float *numbers = (const float *)(at + height * 2 * SPAN);
+    return (span_view){
+        .high = (const int8_t *)at + row * SPAN,
+        .low = (const int8_t *)at + (height + row) * SPAN,
+        .scale = numbers + row,
+        .scaled_sum = numbers + height + row,
+        .sum = (const int32_t *)numbers + 2 * height + row,
+        .first = (const int32_t *)numbers + 3 * height + row,
+    };
+}
+
+INLINE vi splat_bytes(const int8_t *p) {
+    int32_t word;
+    memcpy(&word, p, 4);
+    return splat_i(word);
+}
+
+INLINE void store_bytes(int8_t *p, vi v) {
+#if VL == 16
+    _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8((__m512i)v));
+#else
+    for (int i = 0; i < VL; i++) p[i] = (int8_t)v[i];
+#endif
+}
+
+static void encode_row(const float *x, int64_t spans, uint8_t *block, int64_t height, int64_t row) {
+    const vf shifter = splat(12582912.0f); // 1.5 * 2^23: adding it rounds to a whole number, ties to even
+    for (int64_t s = 0; s < spans; s++, x += SPAN) {
+        span_view out = view_span(block, height, s, row);
+        int8_t *high_out = (int8_t *)out.high, *low_out = (int8_t *)out.low;
+        vi most = splat_i(0);
+        for (int v = 0; v < SPAN / VL; v++) {
+            vi bits = (vi)load(x + v * VL) & 0x7fffffff; // ordered like the values, with infinities and NaN on top
+            vi more = bits > most;
+            most = (more & bits) | (~more & most);
+        }
+        int32_t largest_bits = 0;
+        for (int i = 0; i < VL; i++) largest_bits = most[i] > largest_bits ? most[i] : largest_bits;
+        float largest;
+        memcpy(&largest, &largest_bits, 4);
+        // Not finite: poison the result. Next to nothing: zero.
+        const int bad = largest_bits >= 0x7f800000, none = !bad && largest < 1e-30f;
+        const vf inverse = splat(bad || none ? 0.0f : FULL / largest);
+        int32_t sums[2];
+        for (int half = 0; half < 2; half++) {
+            vi sum = splat_i(0);
+            for (int v = 0; v < LANES / VL; v++) {
+                const int at = half * LANES + v * VL;
+                // The sum's low mantissa bits are the whole number, offset by the shifter's own.
+                vi q = (vi)(fma_v(load(x + at), inverse, shifter)) - (vi)shifter;
+                if (bad) q = splat_i(0);
+                vi high = (q + 64) >> 7;
+                sum += q;
+                store_bytes(high_out + at, high);
+                store_bytes(low_out + at, q - (high << 7));
+            }
+            sums[half] = 0;
+            for (int i = 0; i < VL; i++) sums[half] += sum[i];
+        }
+        const float scale = bad ? NAN : none ? 0.0f : largest / FULL;
+        const int32_t sum = sums[0] + sums[1];
+        *(float *)out.scale = scale;
+        *(float *)out.scaled_sum = scale * (float)sum;
+        *(int32_t *)out.sum = sum;
+        *(int32_t *)out.first = sums[0];
+    }
+}
+
+#endif

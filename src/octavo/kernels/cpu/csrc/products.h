@@ -1,0 +1,89 @@
+// Products of one tile of W with a few rows of x, in vector registers.
+#ifndef OCTAVO_PRODUCTS_H
+#define OCTAVO_PRODUCTS_H
+
+#include "activations.h"
+#include "codes.h"
+
+enum { MOST_ROWS = 4 };
+
+// Per lane: acc + sum of 4 products of an unsigned byte of w and a signed byte of x. |w * x| sums fit in 16 bits by
+// pairs, except for codes above 127, which `wide` says there may be.
+INLINE vi dot4(vi acc, vi w, vi x, int wide) {
+#if defined(__AVX512VNNI__) && VL == 16
+    (void)wide;
+    return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)x);
+#elif defined(__AVXVNNI__) && VL == 8
+    (void)wide;
+    return (vi)_mm256_dpbusd_avx_epi32((__m256i)acc, (__m256i)w, (__m256i)x);
+#elif defined(__AVX2__) && VL == 8
+    if (!wide) {
+        __m256i pairs = _mm256_maddubs_epi16((__m256i)w, (__m256i)x);
+        return acc + (vi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    }
+    // Even and odd bytes as 16-bit numbers.
+    __m256i even = _mm256_and_si256((__m256i)w, _mm256_set1_epi16(255)), odd = _mm256_srli_epi16((__m256i)w, 8);
+    __m256i x_even = _mm256_srai_epi16(_mm256_slli_epi16((__m256i)x, 8), 8), x_odd = _mm256_srai_epi16((__m256i)x, 8);
+    return acc + (vi)_mm256_madd_epi16(even, x_even) + (vi)_mm256_madd_epi16(odd, x_odd);
+#else
+    (void)wide;
+    for (int byte = 0; byte < 4; byte++) acc += ((w >> (8 * byte)) & 255) * ((x << (24 - 8 * byte)) >> 24);
+    return acc;
+#endif
+}
+
+// total * scale + minimum * (sum of x), added to acc, for group g of `groups` in the span and its row r.
+INLINE vf add_group(vf acc, vi high, vi low, int zero, vf scale, int has_minimum, vf minimum, span_view span, int r,
+                    int groups, int g) {
+    const int32_t sum = groups == 1 ? span.sum[r] : g == 0 ? span.first[r] : span.sum[r] - span.first[r];
+    vi total = (high << 7) + low;
+    if (zero) total -= splat_i(zero * sum);
+    acc = fma_v(to_float(total), scale * splat(span.scale[r]), acc);
+    if (!has_minimum) return acc;
+    return fma_v(minimum, splat(groups == 1 ? span.scaled_sum[r] : span.scale[r] * (float)sum), acc);
+}
+
+// One tile for `rows` rows of a block of x: acc[row] gets 16 results.
+INLINE void multiply_tile(const uint8_t *w, const uint8_t *x, int64_t height, int64_t row, int64_t spans, int rows,
+                          int bits, int group, int zero, int has_minimum, vf acc[MOST_ROWS][NV]) {
+    const int steps = group / 4, groups = SPAN / group;
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < NV; v++) acc[r][v] = splat(0.0f);
+    for (int64_t s = 0; s < spans; s++) {
+        const span_view span = view_span(x, height, s, row);
+        const uint8_t *scales = w + code_bytes(bits);
+        for (int g = 0; g < groups; g++) {
+            const int8_t *x_high = span.high + g * group, *x_low = span.low + g * group;
+            vi high[MOST_ROWS][NV], low[MOST_ROWS][NV];
+            for (int r = 0; r < rows; r++)
+                for (int v = 0; v < NV; v++) high[r][v] = low[r][v] = splat_i(0);
+            for (int step = 0; step < (bits == 8 ? steps : steps / 2); step++)
+                for (int v = 0; v < NV; v++) {
+                    vi first, second;
+                    if (bits == 8) first = load_codes(w + 64 * (g * steps + step) + 4 * VL * v);
+                    else load_pair(w, bits, g * steps / 2 + step, v, &first, &second);
+                    for (int r = 0; r < rows; r++) {
+                        const int8_t *h = x_high + r * SPAN + 4 * step, *l = x_low + r * SPAN + 4 * step;
+                        high[r][v] = dot4(high[r][v], first, splat_bytes(h), bits == 8);
+                        low[r][v] = dot4(low[r][v], first, splat_bytes(l), bits == 8);
+                        if (bits != 8) {
+                            high[r][v] = dot4(high[r][v], second, splat_bytes(h + group / 2), 0);
+                            low[r][v] = dot4(low[r][v], second, splat_bytes(l + group / 2), 0);
+                        }
+                    }
+                }
+            for (int v = 0; v < NV; v++) {
+                vf scale = load_half((const uint16_t *)scales + LANES * g + VL * v);
+                vf minimum = splat(0.0f);
+                if (has_minimum) minimum = load_half((const uint16_t *)scales + LANES * (groups + g) + VL * v);
+                for (int r = 0; r < rows; r++) {
+                    acc[r][v] = add_group(acc[r][v], high[r][v], low[r][v], zero, scale, has_minimum, minimum, span, r,
+                                          groups, g);
+                }
+            }
+        }
+        w = scales + groups * LANES * 2 * (has_minimum ? 2 : 1);
+    }
+}
+
+#endif
