@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,11 +13,13 @@ from typing import Any
 from octavo.config import EngineConfig
 from octavo.engine.client import EngineClient, InProcessClient
 from octavo.engine.core import EngineCore, RequestTimes, StepEvent
+from octavo.engine.hand_off import NO_HAND_OFF, HandOff
 from octavo.engine.loaded_model import Progress, load_model, plan_model
 from octavo.errors import EngineFault, InvalidRequest, shown
 from octavo.outputs import Completion, FinishReason, RequestOutput, TextDelta, Timings, TokenLogprobs, Usage
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
+from octavo.storage.snapshot import KVSnapshot
 from octavo.store import SilentProgress, resolve_model
 from octavo.tokenizer import Tokenizer
 
@@ -114,14 +116,16 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         parse_special: bool = False,
+        snapshot: KVSnapshot | None = None,
     ) -> list[RequestOutput]:
         """Complete each prompt (a text or a list of token ids); results come in the order of the prompts.
 
-        A single prompt may be given bare. Raises `InvalidRequest` or `CapacityError` before anything runs if one of
-        them cannot be served, `EngineFault` if the model itself fails on one.
+        A single prompt may be given bare. `snapshot` is K/V of tokens that every prompt begins with.
+        Raises `InvalidRequest` or `CapacityError` before anything runs if one of them cannot be served, `EngineFault`
+        if the model itself fails on one.
         """
         encoded = [self.encode(prompt, parse_special=parse_special) for prompt in _as_list(prompts)]
-        return self._run(encoded, _per_prompt(params, len(encoded)))
+        return self._run(encoded, _per_prompt(params, len(encoded)), HandOff(start=snapshot))
 
     def chat(
         self,
@@ -135,10 +139,18 @@ class LLM:
         return self._run(encoded, _per_prompt(params, len(encoded)))
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, parse_special: bool = False
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        parse_special: bool = False,
+        snapshot: KVSnapshot | None = None,
+        on_snapshot: Callable[[KVSnapshot], object] | None = None,
     ) -> Iterator[TextDelta | RequestOutput]:
         """Pieces of one prompt's single choice as they come, and last its `RequestOutput`.
 
+        `snapshot` is K/V of tokens that the prompt begins with. `on_snapshot` gets, after the last piece, the K/V of
+        prompt and output but for the last token, whose K/V was never computed.
         Several streams may be taken in turns. Closing one, or leaving it, ends its request.
         """
         params = _per_prompt(params, 1)[0]
@@ -147,22 +159,32 @@ class LLM:
         before = self.core.runner.cache.routes.by_route()
         request = self._requests(self.encode(prompt, parse_special=parse_special), params)[0]
         choice = _Choice(0)
-        with closing(self._client.run([request])) as events:
+        hand_off = HandOff(start=snapshot, export=on_snapshot is not None)
+        with closing(self._client.run([request], hand_off)) as events:
             for event in events:
                 choice.take(event)
                 yield event.delta
-        yield self._output(request.request_id, request.prompt_token_ids, params, [choice], before)
+                if event.snapshot is not None and on_snapshot is not None:
+                    on_snapshot(event.snapshot)
+        yield self._output(request.request_id, request.prompt_token_ids, params, [choice], before, snapshot)
 
-    def _run(self, prompts: list[tuple[int, ...]], params: list[SamplingParams]) -> list[RequestOutput]:
+    def _run(
+        self, prompts: list[tuple[int, ...]], params: list[SamplingParams], hand_off: HandOff = NO_HAND_OFF
+    ) -> list[RequestOutput]:
         before = self.core.runner.cache.routes.by_route()
         requests = [self._requests(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
         choices = {r.request_id: _Choice(r.choice) for group in requests for r in group}
-        with closing(self._client.run([request for group in requests for request in group])) as events:
+        with closing(self._client.run([request for group in requests for request in group], hand_off)) as events:
             for event in events:
                 choices[event.delta.request_id].take(event)
         return [
             self._output(
-                group[0].request_id, group[0].prompt_token_ids, each, [choices[r.request_id] for r in group], before
+                group[0].request_id,
+                group[0].prompt_token_ids,
+                each,
+                [choices[r.request_id] for r in group],
+                before,
+                hand_off.start,
             )
             for group, each in zip(requests, params, strict=True)
         ]
@@ -179,17 +201,19 @@ class LLM:
         params: SamplingParams,
         choices: list[_Choice],
         routes_before: Mapping[str, int],
+        snapshot: KVSnapshot | None,
     ) -> RequestOutput:
         completions = tuple(choice.completion(params) for choice in choices)
         routes = self.core.runner.cache.routes.by_route()
         taken = {name: count - routes_before.get(name, 0) for name, count in routes.items()}
         times = [choice.times for choice in choices if choice.times is not None]
+        cached = None if snapshot is None else snapshot.num_tokens
         return RequestOutput(
             request_id=request_id.split("-")[0],
             prompt_token_ids=prompt,
             outputs=completions,
-            usage=Usage(len(prompt), sum(len(c.token_ids) for c in completions)),
-            timings=_timings(self.loaded.load_s, len(prompt), completions, times),
+            usage=Usage(len(prompt), sum(len(c.token_ids) for c in completions), cached),
+            timings=_timings(self.loaded.load_s, len(prompt) - (cached or 0), completions, times),
             storage=self.core.storage.value,
             routes={name: count for name, count in taken.items() if count},
         )
@@ -205,7 +229,7 @@ def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
 
 
 def _timings(
-    load_s: float, num_prompt: int, completions: Sequence[Completion], times: Sequence[RequestTimes]
+    load_s: float, num_prefilled: int, completions: Sequence[Completion], times: Sequence[RequestTimes]
 ) -> Timings:
     """The slowest choice's times; decode speed counts tokens after the first of each choice."""
     prefill_s = max(each.prefill_s for each in times)
@@ -215,7 +239,7 @@ def _timings(
         load_s=load_s,
         prefill_s=prefill_s,
         decode_s=decode_s,
-        prefill_tps=num_prompt / prefill_s if prefill_s > 0 else 0.0,
+        prefill_tps=num_prefilled / prefill_s if prefill_s > 0 else 0.0,
         decode_tps=decoded / decode_s if decode_s > 0 else 0.0,
     )
 

@@ -20,8 +20,11 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
+    """`cached_tokens` of the prompt were not computed, as their K/V was there; None if nobody brought any."""
+
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from octavo.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from octavo.llm import LLM
     from octavo.outputs import RequestOutput
+    from octavo.storage.snapshot import KVSnapshot
 
 DEFAULT_MAX_TOKENS = 512
 
@@ -53,6 +54,12 @@ def generate(
     ignore_eos: flags.IgnoreEos = False,
     force: flags.Force = False,
     as_json: flags.AsJson = False,
+    save_cache: Annotated[
+        Path | None, option("--save-cache", help="Save the K/V of prompt and answer to this file.")
+    ] = None,
+    load_cache: Annotated[
+        Path | None, option("--load-cache", help="Start from K/V in this file, with which the prompt must begin.")
+    ] = None,
 ) -> None:
     """Complete one prompt: from -p, from a file (-f), or standard input, taken verbatim."""
     params = SamplingParams(
@@ -80,6 +87,11 @@ def generate(
     if parse_special and chat:
         raise InvalidRequest("--parse-special concerns raw prompts; give it with --raw, not with --chat")
     text = read_prompt(prompt, file)
+    from octavo.storage.snapshot import KVSnapshot, check_writable
+
+    if save_cache is not None:
+        check_writable(save_cache)
+    snapshot = None if load_cache is None else KVSnapshot.load(load_cache)
     llm = flags.load(model, config)
     if chat is None:
         chat = llm.tokenizer.chat_template is not None and not parse_special
@@ -87,9 +99,13 @@ def generate(
         prompt_ids = tuple(llm.tokenizer.encode_chat([{"role": "user", "content": text}]))
     else:
         prompt_ids = llm.encode(text, parse_special=parse_special)
-    output = stream_to_stdout(llm, prompt_ids, params, silent=as_json)
+    saved: list[KVSnapshot] = []
+    on_snapshot = None if save_cache is None else saved.append
+    output = stream_to_stdout(llm, prompt_ids, params, silent=as_json, snapshot=snapshot, on_snapshot=on_snapshot)
     if as_json:
         print(json.dumps(as_object(llm, output), ensure_ascii=False))
+    if save_cache is not None:
+        saved[0].save(save_cache)
 
 
 def stream_to_stdout(
@@ -99,16 +115,18 @@ def stream_to_stdout(
     *,
     silent: bool = False,
     on_text: Callable[[str], object] = lambda text: None,
+    snapshot: KVSnapshot | None = None,
+    on_snapshot: Callable[[KVSnapshot], object] | None = None,
 ) -> RequestOutput:
     """Print the text as it comes, and one newline at its end, also when it is interrupted.
 
-    `on_text` gets each piece too; `silent` prints nothing.
+    `on_text` gets each piece too; `silent` prints nothing; snapshots are as in `LLM.stream`.
     """
     from octavo.outputs import RequestOutput
 
     started = False
     try:
-        for item in llm.stream(prompt_ids, params):
+        for item in llm.stream(prompt_ids, params, snapshot=snapshot, on_snapshot=on_snapshot):
             if isinstance(item, RequestOutput):
                 return item
             on_text(item.text)
@@ -132,7 +150,7 @@ def as_object(llm: LLM, output: RequestOutput) -> dict[str, Any]:
         "token_ids": list(completion.token_ids),
         "text": completion.text,
         "finish_reason": completion.finish_reason,
-        "usage": asdict(output.usage),
+        "usage": {name: count for name, count in asdict(output.usage).items() if count is not None},
         "timings": {name: round(value, 6) for name, value in asdict(output.timings).items()},
         "storage": output.storage,
         "routes": dict(output.routes),

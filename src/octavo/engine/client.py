@@ -8,6 +8,7 @@ from collections.abc import Generator, Sequence
 from typing import Protocol
 
 from octavo.engine.core import EngineCore, StepEvent
+from octavo.engine.hand_off import NO_HAND_OFF, HandOff
 from octavo.engine.interrupts import HeldInterrupts
 from octavo.request import Request
 
@@ -15,9 +16,10 @@ from octavo.request import Request
 class EngineClient(Protocol):
     """Runs sets of requests, several at a time if their iterators are taken in turns or by several threads."""
 
-    def run(self, requests: Sequence[Request]) -> Generator[StepEvent]:
+    def run(self, requests: Sequence[Request], hand_off: HandOff = NO_HAND_OFF) -> Generator[StepEvent]:
         """Queue `requests`, all or none, and yield their events as they happen, until each of them has ended.
 
+        `hand_off` holds for each of them.
         Nothing is queued before the first event is taken. Raises `InvalidRequest` or `CapacityError`. Leaving the
         iterator early, or any exception, aborts those that still run: no block stays behind.
         """
@@ -35,14 +37,14 @@ class InProcessClient:
         self._lock = threading.RLock()  # holds the engine and the table of inboxes
         self._inboxes: dict[str, deque[StepEvent]] = {}  # of every request that has not ended
 
-    def run(self, requests: Sequence[Request]) -> Generator[StepEvent]:
+    def run(self, requests: Sequence[Request], hand_off: HandOff = NO_HAND_OFF) -> Generator[StepEvent]:
         """See EngineClient."""
         inbox: deque[StepEvent] = deque()
         mine: set[str] = set()
         try:
             for request in requests:
                 with self._lock, HeldInterrupts():
-                    self._core.add(request)
+                    self._core.add(request, hand_off)
                     self._inboxes[request.request_id] = inbox
                     mine.add(request.request_id)
             while mine:

@@ -6,13 +6,16 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from octavo.cache.cache_pool import CachePool
+from octavo.cache.sequence import SequenceHandle
 from octavo.cache.spec import group_layers
 from octavo.config import EngineConfig
+from octavo.engine.hand_off import NO_HAND_OFF, HandOff, model_identity
 from octavo.engine.ledger import Ledger
 from octavo.engine.loaded_model import LoadedModel
 from octavo.engine.model_runner import ModelRunner
@@ -25,6 +28,7 @@ from octavo.scheduler.scheduler import ScheduledStep, Scheduler
 from octavo.step_batch import StorageKind
 from octavo.storage import KVCache
 from octavo.storage.route import RouteSwitches
+from octavo.storage.snapshot import KVSnapshot, ModelIdentity
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +41,25 @@ class RequestTimes:
 
 @dataclass(frozen=True, slots=True)
 class StepEvent:
-    """What a step did for one request: a piece of text, and at its end the times, or the fault that ended it."""
+    """What a step did for one request: a piece of text, and at its end the times, or the fault that ended it.
+
+    `snapshot` comes with the last event of a request whose `HandOff` asked for one, unless a fault ended it.
+    """
 
     delta: TextDelta
     logprobs: TokenLogprobs | None = None
     times: RequestTimes | None = None
     error: str | None = None
+    snapshot: KVSnapshot | None = None
 
 
 @dataclass(slots=True)
 class _Live:
     state: RequestState
     output: OutputProcessor
+    start: KVSnapshot | None  # until it has been imported
+    export: bool
+    handle: SequenceHandle | None = None  # of the last step
     started: float | None = None
     first_token: float | None = None
 
@@ -140,10 +151,23 @@ class EngineCore:
             f"shorten it to at most {limit - 1}{remedy}"
         )
 
-    def add(self, request: Request) -> None:
-        """Queue a request. Raises `InvalidRequest` or `CapacityError`; then nothing was queued."""
+    @cached_property
+    def identity(self) -> ModelIdentity:
+        """What this engine's snapshots say they were computed by. Reads a part of every weight the first time."""
+        return model_identity(self.loaded)
+
+    def add(self, request: Request, hand_off: HandOff = NO_HAND_OFF) -> None:
+        """Queue a request. Raises `InvalidRequest` or `CapacityError`; then nothing was queued.
+
+        A snapshot to start from must be of this model, geometry and codecs, and a proper prefix of the prompt.
+        """
         limit = self.check(request)
-        state = RequestState(request, limit)
+        start = hand_off.start
+        if start is not None:
+            start.check_model(self.identity)
+            self.runner.cache.check(start)
+            start.check_prefix_of(request.prompt_token_ids)
+        state = RequestState(request, limit, num_computed_tokens=0 if start is None else start.num_tokens)
         tokenizer = self.loaded.tokenizer
         output = OutputProcessor(
             tokenizer.detokenizer(),
@@ -154,7 +178,23 @@ class EngineCore:
             request_id=request.request_id,
         )
         self._scheduler.add(state)
-        self._live[request.request_id] = _Live(state, output)
+        self._live[request.request_id] = _Live(state, output, start, hand_off.export)
+
+    def export(self, request_id: str) -> KVSnapshot:
+        """The K/V of a running request as it is between two steps: all its tokens but the last, newest one.
+
+        Raises `InvalidRequest` if it does not run.
+        """
+        live = self._live.get(request_id)
+        if live is None or live.state.slot is None or live.handle is None:
+            raise InvalidRequest(
+                f"request {shown(request_id)} does not run, so it has no K/V to export; wait for a step"
+            )
+        return self._export(live.state, live.handle)
+
+    def _export(self, state: RequestState, handle: SequenceHandle) -> KVSnapshot:
+        token_ids = state.tokens(0, state.num_computed_tokens)
+        return self.runner.cache.export(self.pool.sequence(handle), token_ids, self.identity)
 
     def abort(self, request_id: str) -> None:
         """Forget a request, waiting or running; its blocks are free at once. Unknown ids are passed over."""
@@ -182,9 +222,14 @@ class EngineCore:
     def _run(self, step: ScheduledStep) -> tuple[list[RequestState], SampleResult]:
         """The states that get a token, in batch order, and their tokens."""
         now = time.perf_counter()
-        for state in step.states:
+        for state, row in zip(step.states, step.batch.rows, strict=True):
             live = self._live[state.request.request_id]
             live.started = now if live.started is None else live.started
+            live.handle = SequenceHandle(row.slot, row.generation)
+            if live.start is not None:
+                if row.start:  # 0 where it was made to begin anew
+                    self.runner.cache.import_(live.start, self.pool.sequence(live.handle))
+                live.start = None
         logits = self.runner.execute(step.batch)
         sampled = [state for row, state in zip(step.batch.rows, step.states, strict=True) if row.sample]
         if self._on_logits is not None:
@@ -205,12 +250,14 @@ class EngineCore:
             if live.first_token is None:
                 live.first_token = now
             delta = live.output.push(token_id) if error is None else live.output.abort("error")
-            times = None
+            times = snapshot = None
             if delta.finish_reason is not None:
                 times = RequestTimes(live.first_token - (live.started or now), now - live.first_token)
+                if live.export and error is None and live.handle is not None:
+                    snapshot = self._export(state, live.handle)
                 self._scheduler.finish(request_id, delta.finish_reason)
                 del self._live[request_id]
-            events.append(StepEvent(delta, found, times, error))
+            events.append(StepEvent(delta, found, times, error, snapshot))
         return events
 
 

@@ -199,6 +199,16 @@ class Scheduler:
         self._running[request_id] = _Running(waiting, handle)
         waiting.state.slot = handle.slot
         undo.callback(self._stop, request_id)
+        self._count_imported(self._running[request_id])
+
+    def _count_imported(self, running: _Running) -> None:
+        """Take blocks for the tokens that a request comes with computed; their K/V is imported before the step runs."""
+        missing = running.state.num_computed_tokens
+        while missing:
+            share = min(missing, self._pool.max_append_tokens or missing)
+            self._pool.append(running.handle, share)
+            self._trim_windows(running)
+            missing -= share
 
     def _stop(self, request_id: str) -> None:
         running = self._running.pop(request_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.cache.sequence import SequenceState
 from octavo.step_batch import StepRow
 
 
@@ -18,11 +19,15 @@ class BlockTable:
 
     def update(self, row: StepRow) -> None:
         """Take over the blocks that `row` gained. A row of another generation starts from an empty table."""
-        if row.generation != self._generation:
-            assert row.start == 0, f"slot {row.slot}: generation {row.generation} begins at {row.start}, not 0"
-            self._generation = row.generation
+        self._generation = row.generation
         for fresh in row.fresh:
             self._ids[fresh.group, fresh.first : fresh.first + len(fresh.block_ids)] = fresh.block_ids
+
+    def restore(self, sequence: SequenceState) -> None:
+        """Take over the blocks of a sequence whose first tokens were stored without a step."""
+        self._generation = sequence.handle.generation
+        for group, table in enumerate(sequence.tables):
+            self._ids[group, : len(table.block_ids)] = [0 if block is None else block for block in table.block_ids]
 
     def blocks(self, group: int, first: int, last: int) -> NDArray[np.int64]:
         """Ids of absolute blocks `[first, last)`."""

@@ -19,8 +19,10 @@ from octavo.storage.compiled_attention import CompiledAttention
 from octavo.storage.eager_attention import EagerAttention
 from octavo.storage.hand_off import GroupMover, check_codecs
 from octavo.storage.layer_store import KVRows, LayerStore
+from octavo.storage.ring_state import RingState, read_rings, write_rings
 from octavo.storage.route import Route, RouteCounts, RouteSwitches
 from octavo.storage.snapshot import KVSnapshot, ModelIdentity
+from octavo.storage.undo import DecodeLookahead, UndoLog
 
 
 class GroupAttention(Protocol):
@@ -76,6 +78,13 @@ class KVCache:
             store = self._layers[group.layers[0]]
             self._attention.append(_group_attention(group.spec, store, block_size, device, switches))
         self._without_sinks = {layer for group in groups if group.spec.sink_logits for layer in group.layers}
+        self._rings = {
+            layer: (window, ring)
+            for group in groups
+            for layer in group.layers
+            if (window := group.spec.window) is not None and (ring := self._layers[layer].ring) is not None
+        }
+        self._undo = UndoLog(list(self._rings.values()), max_seqs)
         self._plans: list[Any] = []
         self._codec_names = (codecs[0].name, codecs[1].name)
         self._movers = [
@@ -111,6 +120,7 @@ class KVCache:
             raise EngineFault(f"layer {min(self._without_sinks)} has no sink logits yet; call set_sinks before a step")
         for row in batch.rows:
             self._tables[row.slot].update(row)
+        self._undo.follow(batch)
         self._plans = [attention.plan(batch, g, self._tables) for g, attention in enumerate(self._attention)]
         for attention, plan in zip(self._attention, self._plans, strict=True):
             for route, reason in attention.routes(plan):
@@ -134,7 +144,7 @@ class KVCache:
         return KVSnapshot(model, self._codec_names, tuple(token_ids), sequence.rope_offset, groups)
 
     def check(self, snapshot: KVSnapshot) -> None:
-        """Raises `InvalidRequest` unless `snapshot` has this cache's geometry and codecs. Its model is not looked at."""
+        """Raises `InvalidRequest` unless `snapshot` has this cache's geometry and codecs. Looks at no model."""
         check_codecs(snapshot, self._codec_names)
         if len(snapshot.groups) != len(self._movers):
             raise InvalidRequest(
@@ -154,14 +164,44 @@ class KVCache:
         self.check(snapshot)
         if sequence.written < snapshot.num_tokens or sequence.rope_offset != snapshot.rope_offset:
             raise InvalidRequest(
-                f"the K/V snapshot covers {snapshot.num_tokens} tokens with rope offset {snapshot.rope_offset}, and the "
-                f"sequence has {sequence.written} with {sequence.rope_offset}; append as many, and shift it alike"
+                f"the K/V snapshot covers {snapshot.num_tokens} tokens with rope offset {snapshot.rope_offset}, and "
+                f"the sequence has {sequence.written} with {sequence.rope_offset}; append as many, and shift it alike"
             )
         for mover, group in zip(self._movers, snapshot.groups, strict=True):
             mover.check_held(group, sequence, snapshot.num_tokens)
         self._tables[sequence.handle.slot].restore(sequence)
+        self._undo.set_written(sequence.handle.slot, snapshot.num_tokens)
         for mover, group in zip(self._movers, snapshot.groups, strict=True):
             mover.import_(group, sequence, snapshot.num_tokens)
+
+    def decode_lookahead(self) -> DecodeLookahead:
+        """A scope in which decode steps can be rewound. Takes memory for two rows of each ring when it is entered."""
+        return self._undo.lookahead()
+
+    def rewind(self, slots: Sequence[int], n: int = 1) -> None:
+        """Take back the last `n` (1 or 2) decode steps of each slot: rings are as if these had never been planned.
+
+        The bookkeeping rewinds beside it (`CachePool.rollback_append`). Raises `InvalidArgument`, with everything as it
+        was, outside a `decode_lookahead` or where anything but single tokens came in since.
+        """
+        self._undo.rewind(slots, n)
+
+    def forget_undo(self, slot: int) -> None:
+        """Nothing of the slot can be rewound any more: for bookkeeping that trims it without `rewind`."""
+        self._undo.forget(slot)
+
+    def ring_state(self, slot: int) -> RingState:
+        """A copy of the windows that a dense sequence keeps in rings, after its last step."""
+        return read_rings(self._rings, slot, self._undo.written(slot))
+
+    def restore_ring(self, slot: int, state: RingState) -> None:
+        """Fill the slot's rings, for a sequence that goes on at position `state.written`.
+
+        What it keeps in blocks is the caller's to fill. Raises `InvalidArgument` for another geometry, having written
+        nothing.
+        """
+        write_rings(self._rings, slot, state)
+        self._undo.set_written(slot, state.written)
 
 
 def _group_attention(
