@@ -49,7 +49,12 @@ class PackedAffine:
             for bits, m in forms
         ]
         self.num_bytes = sum(sizes)
-        self._memory = WEIGHTS.take(self.num_bytes)
+        try:
+            self._memory = WEIGHTS.take(self.num_bytes)
+        except OSError as error:
+            raise CapacityError(
+                f"no memory is left for {self.num_bytes} bytes of weights; free some or take a smaller model"
+            ) from error
         at = self._memory.address
         self._parts = (library.WeightPart * len(matrices))()
         for part, (bits, matrix), size in zip(self._parts, forms, sizes, strict=True):
