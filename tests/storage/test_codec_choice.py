@@ -18,6 +18,9 @@ from octavo.storage import resolve_kv_dtype
         ("bf16", torch.float32, ("bf16", "bf16")),
         ("k=f32,v=bf16", torch.bfloat16, ("f32", "bf16")),
         ("v=bf16", torch.bfloat16, ("f16", "bf16")),
+        ("q8_0", torch.bfloat16, ("q8_0", "q8_0")),
+        ("k=q8_0,v=q4_0", torch.float32, ("q8_0", "q4_0")),
+        ("v=turbo4, k=auto", torch.float32, ("f32", "turbo4")),
     ],
 )
 def test_a_choice_names_the_codec_of_k_and_of_v(choice, dtype, expected):
@@ -25,7 +28,7 @@ def test_a_choice_names_the_codec_of_k_and_of_v(choice, dtype, expected):
     assert (k.name, v.name) == expected
 
 
-@pytest.mark.parametrize("choice", ["q9", "", "k=q9", "x=f16", "k=f16,w=f16", "f16,f16"])
+@pytest.mark.parametrize("choice", ["q9", "", "k=q9", "x=f16", "k=f16,w=f16", "f16,f16", "k=f16,k=f32", "k="])
 def test_an_unknown_choice_is_refused_with_what_there_is(choice):
     with pytest.raises(InvalidRequest, match=r"f16|k=NAME"):
         resolve_kv_dtype(choice, torch.float32)

@@ -13,6 +13,12 @@ from octavo.kernels import rows
 from octavo.kernels.cpu import build, library
 from octavo.kernels.cpu.linear import PackedAffine
 from tests.kernels.cpu.attention_cases import Heads, Storage, assert_is_the_definition, attend
+from tests.kernels.cpu.codec_cases import (
+    DIMS,
+    ENCODED,
+    assert_kernels_read_what_torch_reads,
+    assert_kernels_store_what_torch_stores,
+)
 from tests.kernels.cpu.linear_cases import (
     OFFSETS,
     assert_is_the_product,
@@ -127,6 +133,12 @@ class TestInstructionSets:
             stored, expected = storage.rows[0].data[5:], values.to(dtype)
             assert torch.equal(stored.isnan(), expected.isnan())
             assert torch.equal(stored.nan_to_num(7.0), expected.nan_to_num(7.0))
+
+    @pytest.mark.parametrize("name", ENCODED)
+    def test_narrow_codecs(self, name):
+        for dim in DIMS:
+            assert_kernels_store_what_torch_stores(name, dim)
+            assert_kernels_read_what_torch_reads(name, dim)
 
     @pytest.mark.parametrize("width", [1, 17, 576])
     def test_rows(self, width):
