@@ -16,7 +16,7 @@ DIMS = (16, 48, 64, 80, 96, 128, 256, 272, 512)
 def hard_values(dim: int) -> Tensor:
     """[80, 3, D]: normal rows of every size, and rows that are zero, tiny, huge, equal, tied, or not finite."""
     generator = torch.Generator().manual_seed(dim)
-    x = torch.randn(80, 3, dim, generator=generator) * torch.logspace(-8, 5, 80).view(80, 1, 1)
+    x = torch.randn(80, 3, dim, generator=generator) * torch.logspace(-8, 3, 80).view(80, 1, 1)
     x[0] = 0.0
     x[1, :, ::2] = -0.0
     x[2] = 3.5
