@@ -23,12 +23,25 @@ class FreshBlocks:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Before anything of the step is written, all rows of block `source` of a group go to block `target`."""
+
+    group: int
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepRow:
     """One sequence's part of a step: `token_ids` at positions `start, start + 1, …`.
 
-    `start` equals the tokens that storage holds before the step. `generation` changes whenever `slot` gets a new
+    `start` equals the tokens that storage holds before the step; a new tenant's may be above 0, where `fresh` names
+    the blocks that hold its cached prefix. `generation` changes whenever `slot` gets a new
     tenant, so a planner knows to forget the old table. `live_start` is, per group, the first position still
     held (0 where nothing was trimmed). `sample` asks for a token after the last of them.
+
+    Context shifts have left `keep` tokens at the front and those from position `keep + rope_offset` on. What is left
+    counts from 0 without a gap, and so do rotary positions: they are `rope_offset` (0 before any shift) below `start`.
     """
 
     slot: int
@@ -39,6 +52,8 @@ class StepRow:
     fresh: tuple[FreshBlocks, ...]
     live_start: tuple[int, ...]
     sample: bool
+    keep: int = 0
+    rope_offset: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -48,12 +63,22 @@ class StepRow:
     def stop(self) -> int:
         return self.start + len(self.token_ids)
 
+    @property
+    def rope_start(self) -> int:
+        """Rotary position of the first token: how many tokens before it were not dropped."""
+        return self.start - self.rope_offset
+
+    @property
+    def rope_stop(self) -> int:
+        return self.stop - self.rope_offset
+
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """The rows of one step, in the order their tokens are packed."""
+    """The rows of one step, in the order their tokens are packed. `copies` are made before, in their order."""
 
     rows: tuple[StepRow, ...]
+    copies: tuple[BlockCopy, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -24,11 +24,11 @@ class ModelRunner:
         """Logits [R, V] float32 of the rows that ask for a sample, in batch order. Stores the K/V of every token."""
         self.cache.plan(batch)
         token_ids = [token for row in batch.rows for token in row.token_ids]
-        positions = [position for row in batch.rows for position in range(row.start, row.stop)]
+        positions = [position for row in batch.rows for position in range(row.rope_start, row.rope_stop)]
         inputs = ForwardInputs(
             token_ids=torch.tensor(token_ids, device=self._device),
             positions=torch.tensor(positions, device=self._device),
-            limit=max(row.stop for row in batch.rows),
+            limit=max(row.rope_stop for row in batch.rows),
         )
         hidden = self._model.forward(inputs, self.cache)
         ends, end = [], 0

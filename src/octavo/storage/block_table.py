@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,31 +12,67 @@ from octavo.step_batch import StepRow
 
 
 class BlockTable:
-    """Block ids of one slot, per group, indexed by absolute block. Forgotten when the slot's tenant changes."""
+    """Block ids of one slot, per group. Forgotten when the slot's tenant changes.
+
+    The bookkeeping counts blocks and positions from the sequence's first token. Here both count what context shifts
+    have left, so that a table does not grow for ever: blocks between the kept ones and the first live one have no
+    column, and position p from `keep` on lies `skip` rows further.
+
+        position    0 … keep - 1              keep …
+        rows        [ kept … | not shown ] [ not shown | live … ]
+    """
 
     def __init__(self, num_groups: int, max_blocks: int, block_size: int) -> None:
-        self._ids: NDArray[np.int64] = np.zeros((num_groups, max_blocks), dtype=np.int64)
-        self._block_size = block_size
-        self._generation: int | None = None
+        """`max_blocks` hold the longest sequence that is shown without a gap."""
+        # A gap begins and ends within a block.
+        self._ids: NDArray[np.int64] = np.zeros((num_groups, max_blocks + 2), dtype=np.int64)
+        self.block_size = block_size
+        self.generation: int | None = None
+        self.keep = self.rope_offset = self.skip = 0
+        self._kept_blocks = self._removed_blocks = 0
 
     def update(self, row: StepRow) -> None:
         """Take over the blocks that `row` gained. A row of another generation starts from an empty table."""
-        self._generation = row.generation
+        if row.generation != self.generation:
+            self.generation = row.generation
+            self._place(row.keep, row.rope_offset)
+        assert row.rope_offset == self.rope_offset, f"slot {row.slot}: its keys were rotated by {self.rope_offset}"
         for fresh in row.fresh:
-            self._ids[fresh.group, fresh.first : fresh.first + len(fresh.block_ids)] = fresh.block_ids
+            self._set(fresh.group, fresh.first, fresh.block_ids)
 
     def restore(self, sequence: SequenceState) -> None:
-        """Take over the blocks of a sequence whose first tokens were stored without a step."""
-        self._generation = sequence.handle.generation
+        """Take over all blocks of a sequence, whose tokens were stored without a step or shifted since."""
+        self.generation = sequence.handle.generation
+        self._place(sequence.keep, sequence.rope_offset)
         for group, table in enumerate(sequence.tables):
-            self._ids[group, : len(table.block_ids)] = [0 if block is None else block for block in table.block_ids]
+            self._set(group, 0, [0 if block is None else block for block in table.block_ids])
 
-    def blocks(self, group: int, first: int, last: int) -> NDArray[np.int64]:
-        """Ids of absolute blocks `[first, last)`."""
-        return self._ids[group, first:last]
+    def blocks_before(self, group: int, position: int) -> NDArray[np.int64]:
+        """Ids of all blocks with positions before `position`, in order. A copy."""
+        last = position - 1 + (self.skip if position > self.keep else 0)
+        return self._ids[group, : last // self.block_size + 1].copy()
 
     def slot_mapping(self, group: int, start: int, stop: int) -> NDArray[np.int64]:
         """Stored row of each position in `[start, stop)`."""
         position = np.arange(start, stop)
-        rows: NDArray[np.int64] = self._ids[group, position // self._block_size] * self._block_size
-        return rows + position % self._block_size
+        if self.skip:
+            position[position >= self.keep] += self.skip
+        rows: NDArray[np.int64] = self._ids[group, position // self.block_size] * self.block_size
+        return rows + position % self.block_size
+
+    def _place(self, keep: int, rope_offset: int) -> None:
+        size = self.block_size
+        self.keep, self.rope_offset = keep, rope_offset
+        self._kept_blocks = -(-keep // size)
+        self._removed_blocks = max(0, (keep + rope_offset) // size - self._kept_blocks) if rope_offset else 0
+        self.skip = rope_offset - self._removed_blocks * size
+
+    def _set(self, group: int, first: int, ids: Sequence[int]) -> None:
+        """Blocks from the sequence's `first` on. Those that have no column are left out."""
+        if not self._removed_blocks:
+            self._ids[group, first : first + len(ids)] = ids
+            return
+        block = np.arange(first, first + len(ids))
+        kept, live = block < self._kept_blocks, block >= self._kept_blocks + self._removed_blocks
+        column = np.where(kept, block, block - self._removed_blocks)[kept | live]
+        self._ids[group, column] = np.asarray(ids)[kept | live]

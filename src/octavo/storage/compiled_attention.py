@@ -12,8 +12,9 @@ from octavo.kernels.chunked_attention import AttentionSpan, bare_span
 from octavo.kernels.cpu.attention import AttentionKernel, AttentionStep, Placement, StoredRows
 from octavo.step_batch import StepBatch, StepRow, StorageKind
 from octavo.storage.block_table import BlockTable
+from octavo.storage.codec import Codec
 from octavo.storage.layer_store import LayerStore
-from octavo.storage.plan import RowPlan, ring_plan
+from octavo.storage.plan import RowPlan, gather_plan, ring_plan
 from octavo.storage.route import Route
 from octavo.storage.scratch import Scratch
 from octavo.storage.staging import stage
@@ -56,10 +57,17 @@ class CompiledAttention:
     @staticmethod
     def refusal(spec: LayerSpec, store: LayerStore, device: torch.device) -> str | None:
         """Why this group cannot be served; None if it can."""
+        return CompiledAttention.refusal_for(spec, store.codecs, device)
+
+    @staticmethod
+    def refusal_for(spec: LayerSpec, codecs: tuple[Codec, Codec], device: torch.device) -> str | None:
+        """`refusal`, before there is any storage."""
         if device.type != "cpu":
             return f"no fused kernel on {device.type}"
-        if store.blocks.k.for_kernels() is None or store.blocks.v.for_kernels() is None:
-            return f"no fused kernel for {store.codecs[0].name} keys and {store.codecs[1].name} values"
+        k_codec, v_codec = codecs
+        one_row = k_codec.allocate(1, 1, spec.k_dim, device), v_codec.allocate(1, 1, spec.v_dim, device)
+        if any(rows.for_kernels() is None for rows in one_row):
+            return f"no fused kernel for {k_codec.name} keys and {v_codec.name} values"
         return AttentionKernel.refusal(spec.num_q_heads, spec.num_kv_heads, spec.k_dim, spec.v_dim)
 
     def plan(self, batch: StepBatch, group: int, tables: list[BlockTable]) -> CompiledPlan:
@@ -67,7 +75,7 @@ class CompiledAttention:
         q0 = 0
         for row in batch.rows:
             q1 = q0 + row.num_tokens
-            place = Placement(q0, q1, row.start)
+            place = Placement(q0, q1, row.rope_start)
             if row.storage is StorageKind.DENSE and self._spec.window is not None:
                 routes.append((Route.RING, "windowed layers of a dense sequence"))
                 if row.num_tokens == 1:
@@ -77,12 +85,14 @@ class CompiledAttention:
                     staged.append(self._staged_ring(row, q0, self._spec.window))
             elif row.storage is StorageKind.DENSE:
                 routes.append((Route.DENSE, "dense sequence"))
-                place = replace(place, base=int(tables[row.slot].blocks(group, 0, 1)[0]) * self._block_size)
+                place = replace(place, base=int(tables[row.slot].blocks_before(group, 1)[0]) * self._block_size)
                 written.append(place)
                 direct.append(place)
             else:
-                blocks = tables[row.slot].blocks(group, 0, -(-row.stop // self._block_size)).copy()
-                place = replace(place, blocks=blocks, block_size=self._block_size)
+                table = tables[row.slot]
+                blocks = table.blocks_before(group, row.rope_stop)
+                gap = {"keep": table.keep, "skip": table.skip}
+                place = replace(place, blocks=blocks, block_size=self._block_size, **gap)
                 written.append(place)
                 if self._gather_reason is None:
                     fused = row.num_tokens == 1
@@ -90,7 +100,9 @@ class CompiledAttention:
                     direct.append(place)
                 else:
                     routes.append((Route.GATHER, self._gather_reason))
-                    staged.append(self._staged_blocks(row, q0, torch.from_numpy(blocks)))
+                    span = bare_span(row.rope_start, row.rope_stop, self._spec.window)
+                    gathered = gather_plan(row, q0, group, table, span, self._scratch, torch.device("cpu"))
+                    staged.append(_staged(gathered, span))
             q0 = q1
         return CompiledPlan(q0, _step(written), _step(direct), _step(rings), tuple(staged), tuple(routes))
 
@@ -124,14 +136,6 @@ class CompiledAttention:
         ring = ring_plan(row, window, q0, torch.device("cpu"))
         views = self._scratch.views(span, span.lo)
         return _staged(RowPlan(q0, q0 + row.num_tokens, Route.RING, span, views, row.start, span.lo, ring=ring), span)
-
-    def _staged_blocks(self, row: StepRow, q0: int, block_ids: Tensor) -> StagedRow:
-        span = bare_span(row.start, row.stop, self._spec.window)
-        first = span.lo // self._block_size
-        start = first * self._block_size
-        views, q1 = self._scratch.views(span, start), q0 + row.num_tokens
-        ids = block_ids[first:]
-        return _staged(RowPlan(q0, q1, Route.GATHER, span, views, row.start, start, block_ids=ids), span)
 
 
 def _staged(row: RowPlan, span: AttentionSpan) -> StagedRow:

@@ -21,6 +21,13 @@ from octavo.storage.hand_off import GroupMover, check_codecs
 from octavo.storage.layer_store import KVRows, LayerStore
 from octavo.storage.ring_state import RingState, read_rings, write_rings
 from octavo.storage.route import Route, RouteCounts, RouteSwitches
+from octavo.storage.shift import (
+    InverseFrequencies,
+    check_codec,
+    check_frequencies,
+    check_sequence,
+    rotate_back,
+)
 from octavo.storage.snapshot import KVSnapshot, ModelIdentity
 from octavo.storage.undo import DecodeLookahead, UndoLog
 
@@ -189,6 +196,29 @@ class KVCache:
     def forget_undo(self, slot: int) -> None:
         """Nothing of the slot can be rewound any more: for bookkeeping that trims it without `rewind`."""
         self._undo.forget(slot)
+
+    @torch.inference_mode()
+    def shift(self, sequence: SequenceState, inverse_frequencies: InverseFrequencies) -> None:
+        """Follow a context shift that the bookkeeping has made: rotate the stored keys of all but the kept tokens back.
+
+        `sequence` has its new `rope_offset` and tables; no block from its live ones on is shared. By the rise of
+        `rope_offset` since the last call, so a second call changes nothing. Raises `InvalidRequest` for keys in a codec
+        that cannot, `InvalidArgument` for a sequence that cannot be shifted so; then nothing has changed.
+        """
+        table, slot = self._tables[sequence.handle.slot], sequence.handle.slot
+        check_codec(self._layers[0].codecs[0])
+        check_sequence(sequence, self._groups, table)
+        frequencies = {layer: inverse_frequencies(layer) for layer in self._layers}
+        for layer, given in frequencies.items():
+            check_frequencies(given, layer, self._groups[self._group_of[layer]].spec.k_dim)
+        offset, delta = sequence.rope_offset, sequence.rope_offset - table.rope_offset
+        table.restore(sequence)
+        self._undo.forget(slot)
+        for g, group in enumerate(self._groups):
+            first = max(sequence.keep, sequence.tables[g].live_start - offset)
+            mapping = table.slot_mapping(g, first, sequence.rope_position)
+            if delta and len(mapping):
+                rotate_back({n: self._layers[n].blocks.k for n in group.layers}, mapping, delta, frequencies)
 
     def ring_state(self, slot: int) -> RingState:
         """A copy of the windows that a dense sequence keeps in rings, after its last step."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -31,11 +32,21 @@ class RingPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """Stored rows `[start, stop)` that come one after another in the sequence, from the `at`-th that is read on."""
+
+    start: int
+    stop: int
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
 class RowPlan:
     """One sequence's part: tokens `[q0, q1)` of the packed step, the first at position `start`, attend over `span`.
 
-    `read_start` is where reading begins. `base` is the stored row of position 0 (dense); `block_ids` are the blocks
-    that cover `[read_start, span.hi)` (gather: `read_start` is a block boundary).
+    Positions are those of `StepRow.rope_start`: they count what context shifts have left. `read_start` is where
+    reading begins. `base` is the stored row of position 0 (dense); `block_ids` are the blocks that cover
+    `[read_start, span.hi)` (gather: `read_start` is a block boundary), or, after a context shift, `pieces` do.
     """
 
     q0: int
@@ -47,6 +58,7 @@ class RowPlan:
     read_start: int
     base: int = 0
     block_ids: Tensor | None = None
+    pieces: tuple[Piece, ...] | None = None
     ring: RingPlan | None = None
 
 
@@ -86,24 +98,20 @@ def plan_group(
     q0 = 0
     for row in batch.rows:
         q1 = q0 + row.num_tokens
-        span = plan_span(row.start, row.stop, num_q_heads=spec.num_q_heads, window=spec.window, device=device)
+        span = plan_span(row.rope_start, row.rope_stop, num_q_heads=spec.num_q_heads, window=spec.window, device=device)
         table = tables[row.slot]
         if row.storage is StorageKind.DENSE and spec.window is not None:
             ring = ring_plan(row, spec.window, q0, device)
             rows.append(RowPlan(q0, q1, Route.RING, span, scratch.views(span, span.lo), row.start, span.lo, ring=ring))
         else:
-            mappings.append(table.slot_mapping(group, row.start, row.stop))
+            mappings.append(table.slot_mapping(group, row.rope_start, row.rope_stop))
             tokens.append(np.arange(q0, q1))
             if row.storage is StorageKind.DENSE:
-                base = int(table.blocks(group, 0, 1)[0]) * block_size
+                base = int(table.blocks_before(group, 1)[0]) * block_size
                 views = scratch.views(span, span.lo)
                 rows.append(RowPlan(q0, q1, Route.DENSE, span, views, row.start, span.lo, base=base))
             else:
-                first = span.lo // block_size
-                ids = torch.from_numpy(table.blocks(group, first, -(-row.stop // block_size)).copy()).to(device)
-                start = first * block_size
-                views = scratch.views(span, start)
-                rows.append(RowPlan(q0, q1, Route.GATHER, span, views, row.start, start, block_ids=ids))
+                rows.append(gather_plan(row, q0, group, table, span, scratch, device))
         q0 = q1
     if not mappings:
         return GroupPlan(None, tuple(rows))
@@ -121,6 +129,26 @@ def _block_writes(
         rows=torch.from_numpy(mapping).to(device),
         run=int(mapping[0]) if consecutive and tokens is None else None,
     )
+
+
+def gather_plan(
+    row: StepRow, q0: int, group: int, table: BlockTable, span: AttentionSpan, scratch: Scratch, device: torch.device
+) -> RowPlan:
+    """How the keys and values of a paged row, whose first packed token is `q0`, are gathered."""
+    q1, start, size = q0 + row.num_tokens, row.rope_start, table.block_size
+    if table.skip:
+        views, pieces = scratch.views(span, span.lo), pieces_of(table.slot_mapping(group, span.lo, span.hi))
+        return RowPlan(q0, q1, Route.GATHER, span, views, start, span.lo, pieces=pieces)
+    first = span.lo // size
+    ids = torch.from_numpy(table.blocks_before(group, span.hi)[first:]).to(device)
+    views = scratch.views(span, first * size)
+    return RowPlan(q0, q1, Route.GATHER, span, views, start, first * size, block_ids=ids)
+
+
+def pieces_of(mapping: NDArray[np.int64]) -> tuple[Piece, ...]:
+    """Runs of consecutive stored rows."""
+    edges = [0, *(np.flatnonzero(np.diff(mapping) != 1) + 1).tolist(), len(mapping)]
+    return tuple([Piece(int(mapping[a]), int(mapping[a]) + b - a, a) for a, b in pairwise(edges)])
 
 
 def ring_plan(row: StepRow, window: int, q0: int, device: torch.device) -> RingPlan:

@@ -19,6 +19,11 @@ def stage(row: RowPlan, store: LayerStore, block_size: int, k: Tensor, v: Tensor
     elif row.block_ids is not None:
         store.blocks.k.read_blocks(row.block_ids, block_size, keys)
         store.blocks.v.read_blocks(row.block_ids, block_size, values)
+    elif row.pieces is not None:
+        for piece in row.pieces:
+            part = slice(piece.at, piece.at + piece.stop - piece.start)
+            store.blocks.k.read(piece.start, piece.stop, keys[:, part])
+            store.blocks.v.read(piece.start, piece.stop, values[:, part])
     else:
         assert store.ring is not None
         assert row.ring is not None
