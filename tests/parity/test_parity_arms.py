@@ -49,6 +49,10 @@ def quick_cli(monkeypatch):
     monkeypatch.setattr(runner_module, "trace_cli", repeat)
 
 
+def runs_paged(arm: str) -> bool:
+    return any(part in arm for part in ("paged", "chunk", "gather", "imported"))
+
+
 def test_a_healthy_engine_is_equal_in_every_arm(loaded, quick_cli):
     told = []
     report = run_parity(loaded, CONFIG, num_tokens=NUM_TOKENS, on_arm=told.append)
@@ -60,13 +64,13 @@ def test_a_healthy_engine_is_equal_in_every_arm(loaded, quick_cli):
         assert arm.max_logit_diff == (None if arm.name == "cli" else 0.0)
         if arm.name == "gather_b1":
             assert set(arm.routes) == {"gather"}
-        elif "paged" in arm.name or "chunk" in arm.name:
+        elif runs_paged(arm.name):
             assert set(arm.routes) == PAGED_ROUTES
         else:
             assert set(arm.routes) == {"dense", "ring"}
 
 
-@pytest.mark.parametrize("arm", ["dense_b1", "batch4_dense_row0", "batch4_paged_row3", "prefill_chunk_64", "cli"])
+@pytest.mark.parametrize("arm", ["dense_b1", "batch4_dense_row0", "batch4_paged_row3", "prefill_chunk_64", "imported_snapshot", "cli"])
 def test_a_fault_in_one_arm_is_noticed_there_and_nowhere_else(loaded, quick_cli, arm):
     report = run_parity(loaded, CONFIG, num_tokens=NUM_TOKENS, fault=arm)
     assert not report.equal
@@ -99,7 +103,7 @@ def test_a_paged_arm_without_paged_routes_fails_although_its_tokens_agree(loaded
     monkeypatch.setattr(RouteCounts, "add", add)
     report = run_parity(loaded, CONFIG, num_tokens=NUM_TOKENS)
     failed = [arm for arm in report.arms if not arm.equal]
-    assert [arm.name for arm in failed] == [a for a in ARMS if "paged" in a or "chunk" in a or "gather" in a]
+    assert [arm.name for arm in failed] == [a for a in ARMS if runs_paged(a)]
     for arm in failed:
         assert arm.first_divergence is None
         assert arm.problem is not None and "'gather'" in arm.problem
@@ -119,7 +123,7 @@ def test_an_engine_whose_paged_storage_errs_is_noticed(loaded, quick_cli, monkey
     monkeypatch.setattr(EngineCore, "__init__", init)
     report = run_parity(loaded, CONFIG, num_tokens=NUM_TOKENS)
     failed = {arm.name for arm in report.arms if not arm.equal}
-    assert failed == {a for a in ARMS if "paged" in a or "chunk" in a or "gather" in a}
+    assert failed == {a for a in ARMS if runs_paged(a)}
 
 
 def test_the_longest_prompt_is_longer_than_the_window_and_hardly_longer_than_asked(loaded):

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from octavo.cache.storage_policy import StorageDecision
 from octavo.config import EngineConfig
-from octavo.engine.core import EngineCore
+from octavo.engine.core import EngineCore, LogitsObserver
 from octavo.engine.loaded_model import LoadedModel, share_weights
 from octavo.errors import InvalidRequest
 from octavo.llm import LLM
 from octavo.parity.cli_arm import trace_cli
 from octavo.parity.prompts import parity_prompts
 from octavo.parity.report import ArmResult, Report
+from octavo.parity.snapshot_arm import trace_imported
 from octavo.parity.trace import Trace, compare
 from octavo.sampling_params import SamplingParams
 from octavo.step_batch import StorageKind
@@ -30,6 +31,7 @@ ARMS = (
     *(f"batch{ROWS}_{kind}_row{row}" for kind in ("dense", "paged") for row in range(ROWS)),
     "prefill_chunk_7",
     "prefill_chunk_64",
+    "imported_snapshot",
     "cli",
 )
 _MARGIN = {torch.float32: 1e-3, torch.float16: 0.25, torch.bfloat16: 0.25}
@@ -85,6 +87,7 @@ class ParityRun:
             name = f"prefill_chunk_{chunk}"
             trace = self._alone(StorageKind.PAGED, longest, name, prefill_chunk=chunk)
             done(self._judge(name, trace, longest, StorageKind.PAGED))
+        done(self._judge("imported_snapshot", self._imported(longest), longest, StorageKind.PAGED))
         done(self._judge("cli", self._cli(0), 0, StorageKind.DENSE))
         return results
 
@@ -126,6 +129,21 @@ class ParityRun:
         switches: RouteSwitches | None = None,
     ) -> list[Trace]:
         traces = [Trace() for _ in prompts]
+        loaded = share_weights(self._loaded, config, StorageDecision(kind, "a parity arm"))
+        llm = LLM.over(EngineCore(loaded, config, self._observer(traces, prompts, names), switches))
+        outputs = llm.generate([self._ids[i] for i in prompts], self._params)
+        for trace, output in zip(traces, outputs, strict=True):
+            trace.token_ids = list(output.outputs[0].token_ids)
+            trace.routes = output.routes
+        return traces
+
+    def _imported(self, prompt: int) -> Trace:
+        trace = Trace()
+        observe = self._observer([trace], [prompt], ["imported_snapshot"])
+        return trace_imported(self._loaded, self._config, self._ids[prompt], self._num_tokens, trace, observe)
+
+    def _observer(self, traces: Sequence[Trace], prompts: Sequence[int], names: Sequence[str]) -> LogitsObserver:
+        """Adds logits to the trace of their request, perturbed where that is the arm to fail."""
 
         def observe(request_id: str, logits: Tensor) -> None:
             row = int(request_id.partition("-")[0])
@@ -134,13 +152,7 @@ class ParityRun:
                 logits.copy_(logits.roll(1))
             trace.logits.append(logits.clone())
 
-        loaded = share_weights(self._loaded, config, StorageDecision(kind, "a parity arm"))
-        llm = LLM.over(EngineCore(loaded, config, observe, switches))
-        outputs = llm.generate([self._ids[i] for i in prompts], self._params)
-        for trace, output in zip(traces, outputs, strict=True):
-            trace.token_ids = list(output.outputs[0].token_ids)
-            trace.routes = output.routes
-        return traces
+        return observe
 
     def _cli(self, prompt: int) -> Trace:
         trace = trace_cli(self._loaded.plan, self._config, self._prompts[prompt], self._ids[prompt], self._num_tokens)
