@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,7 +10,10 @@ from octavo.errors import InvalidRequest, shown
 
 BLOCK_SIZES = (16, 32, 64)
 MAX_COUNT = 2**31 - 1  # of tokens, sequences, blocks or threads
+MAX_BYTES = 2**63 - 1
 _MAY_BE_ABSENT = ("max_context", "num_kv_blocks", "threads")
+_SIZE = re.compile(r"(\d{1,20})\s?(|[KMG]i?B)")
+_UNITS = {"": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 StorageChoice = Literal["auto", "dense", "paged"]
 DtypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceChoice = Literal["auto", "cpu", "cuda"]
@@ -20,7 +24,8 @@ WeightsChoice = Literal["auto", "full", "int8", "int4"]
 class EngineConfig:
     """Everything that shapes an engine, validated at construction (`InvalidRequest` names value, limit, remedy).
 
-    `max_context=None` takes the model's own limit; `num_kv_blocks=None` sizes the pool from free memory;
+    `max_context=None` takes the model's own limit; `kv_budget=None` sizes the K/V pool from free memory, else it is the
+    bytes that K/V takes in all; `num_kv_blocks` asks for that many blocks instead, so only one of the two may be given.
     `threads=None` takes what the cgroup allows. `prefill_chunk` and `max_batch_tokens` are tokens per step.
     """
 
@@ -31,6 +36,7 @@ class EngineConfig:
     max_batch_tokens: int = 2048
     prefill_chunk: int = 2048
     num_kv_blocks: int | None = None
+    kv_budget: int | None = None
     kv_dtype: str = "auto"
     dtype: DtypeChoice = "auto"
     weights: WeightsChoice = "auto"
@@ -65,6 +71,35 @@ class EngineConfig:
                 raise InvalidRequest(
                     f"{name.replace('_', ' ')} is {shown(value)}; it must be a whole number of {bounds}"
                 )
+        self._check_budget()
+
+    def _check_budget(self) -> None:
+        budget = self.kv_budget
+        if budget is None:
+            return
+        if isinstance(budget, bool) or not isinstance(budget, int) or not 1 <= budget <= MAX_BYTES:
+            raise InvalidRequest(
+                f"kv budget is {shown(budget)}; it must be a whole number of bytes, at least 1, at most {MAX_BYTES}"
+            )
+        if self.num_kv_blocks is not None:
+            raise InvalidRequest(
+                f"kv budget is {budget} bytes and num kv blocks is {self.num_kv_blocks}; each sizes the K/V pool: "
+                "give only one of them"
+            )
+
+
+def byte_size(text: str, name: str) -> int | None:
+    """Bytes of a size as a person writes it: `4GiB`, `512MB`, `1048576`; None for `auto`. `name` is for the error."""
+    if text == "auto":
+        return None
+    found = _SIZE.fullmatch(text)
+    size = int(found[1]) * _UNITS[found[2]] if found is not None else 0
+    if not 1 <= size <= MAX_BYTES:
+        raise InvalidRequest(
+            f"{name} is {shown(text)}; give auto or a whole number from 1 byte to {MAX_BYTES}, with KiB, MiB or GiB "
+            "(or KB, MB, GB) after it, such as 4GiB"
+        )
+    return size
 
 
 def _choice(name: str, value: object, allowed: tuple[str, ...]) -> None:

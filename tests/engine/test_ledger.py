@@ -15,6 +15,8 @@ from octavo.engine import loaded_model
 from octavo.engine.core import EngineCore
 from octavo.engine.ledger import Ledger, plan_memory
 from octavo.engine.loaded_model import load_model, plan_model, share_weights
+from octavo.engine.resident import Resident
+from octavo.engine.working_memory import Serving
 from octavo.errors import CapacityError, InvalidRequest
 from octavo.models.loaders import open_checkpoint
 from octavo.models.registry import model_class
@@ -35,17 +37,22 @@ def model(directory):
 
 
 def ledger(
-    model, available: int, layout=(FULL, FULL, FULL), storage=StorageKind.PAGED, weights=1000, **settings
+    model, available: int, layout=(FULL, FULL, FULL), storage=StorageKind.PAGED, weights=1000, loading=0, **settings
 ) -> Ledger:
-    codecs = (CODECS["f16"], CODECS["f16"])
+    serving = Serving(storage, (CODECS["f16"], CODECS["f16"]), torch.device("cpu"))
     config = EngineConfig(**settings)
-    return plan_memory(model, layout, config, storage=storage, codecs=codecs, weights=weights, available=available)
+    return plan_memory(
+        model, layout, config, serving=serving, resident=Resident(weights, loading=loading), available=available
+    )
 
 
 def fixed(model, **settings) -> int:
     """Bytes that everything but K/V takes under these settings."""
     plan = ledger(model, 1 << 40, **settings)
-    return plan.weight_bytes + plan.workspace_bytes + plan.activation_bytes
+    return plan.weight_bytes + plan.overhead_bytes
+
+
+ONE_SHAPE = {"max_batch_tokens": 16, "prefill_chunk": 16}  # steps that take the same memory at every context
 
 
 def test_every_sequence_gets_its_full_context_where_there_is_room(model):
@@ -60,46 +67,55 @@ def test_every_sequence_gets_its_full_context_where_there_is_room(model):
 def test_scarce_memory_gives_the_cache_four_fifths_of_what_is_left(model):
     for blocks in (2, 5, 20):
         left = math.ceil(blocks * 3 * BLOCK / 0.8)
-        plan = ledger(model, fixed(model) + left)
+        plan = ledger(model, fixed(model, **ONE_SHAPE) + left, **ONE_SHAPE)
         assert plan.num_blocks == (blocks,)
         assert (plan.max_context, plan.context_limit) == (min(512, blocks * 16), 512)
         assert plan.total_bytes <= plan.available_bytes
 
 
 def test_a_number_of_blocks_is_taken_exactly_or_refused_with_the_most_there_could_be(model):
-    available = fixed(model) + 10 * 3 * BLOCK
-    assert ledger(model, available, num_kv_blocks=10).num_blocks == (10,)
+    available = fixed(model, **ONE_SHAPE) + 10 * 3 * BLOCK
+    assert ledger(model, available, num_kv_blocks=10, **ONE_SHAPE).num_blocks == (10,)
     with pytest.raises(CapacityError, match=r"11 K/V blocks take .* are left .* at most 10$"):
-        ledger(model, available, num_kv_blocks=11)
+        ledger(model, available, num_kv_blocks=11, **ONE_SHAPE)
 
 
 def test_windows_get_what_all_sequences_can_ever_hold_before_the_rest_is_shared_out(model):
     settings = {"max_num_seqs": 3, "prefill_chunk": 32}
     layout = (FULL, WINDOW, WINDOW)
     paged = ledger(model, 1 << 40, layout, **settings)
-    # 15 + 32 positions touch at most four blocks of 16, of two layers, for each of three sequences.
-    assert paged.groups[1].num_blocks == 3 * 4
-    assert (paged.groups[1].block_bytes, paged.groups[1].ring_bytes) == (12 * 2 * BLOCK, 0)
+    # 15 + 32 positions touch at most four blocks of 16, of two layers, for each of three sequences; a quarter more of
+    # these is for cached prefixes.
+    assert paged.groups[1].num_blocks == 3 * 4 + 3
+    assert (paged.groups[1].block_bytes, paged.groups[1].ring_bytes) == (15 * 2 * BLOCK, 0)
     dense = ledger(model, 1 << 40, layout, StorageKind.DENSE, **settings)
     assert dense.groups[1].ring_bytes == 3 * 16 * 2 * BYTES_PER_TOKEN
     assert dense.groups[0] == paged.groups[0]
 
 
 def test_a_model_that_does_not_fit_is_refused_with_both_numbers(model):
-    needed = fixed(model, weights=5 << 30) + 3 * BLOCK
+    needed = fixed(model, weights=5 << 30, max_context=1) + 3 * BLOCK
     with pytest.raises(CapacityError, match=r"needs 5\.\d\d GiB \(weights 5\.00 GiB.* but 4\.00 GiB are free"):
         ledger(model, 4 << 30, weights=5 << 30)
     with pytest.raises(CapacityError):
         ledger(model, needed - 1, weights=5 << 30)
-    assert ledger(model, needed, weights=5 << 30).max_context == 16
+    assert 1 <= ledger(model, needed, weights=5 << 30).max_context <= 16
+
+
+def test_a_model_that_cannot_be_packed_is_refused_even_if_it_would_run_afterwards(model):
+    available = fixed(model) + (1 << 20)
+    assert ledger(model, available, loading=available - 1000).max_context == 512
+    with pytest.raises(CapacityError, match="needs"):
+        ledger(model, available, loading=available - 999)
 
 
 def test_a_context_asked_for_is_refused_if_it_does_not_fit_and_shrunk_if_it_was_not_asked_for(model):
     left = math.ceil(4 * 3 * BLOCK / 0.8)
-    available = fixed(model, max_context=512, max_num_seqs=1) + left
-    with pytest.raises(CapacityError, match=r"a context of 512 tokens takes .* --max-context 64 or less"):
-        ledger(model, available, max_context=512, max_num_seqs=1)
-    assert ledger(model, available, max_num_seqs=1).max_context == 64
+    settings = {"max_num_seqs": 1, **ONE_SHAPE}
+    available = fixed(model, **settings) + left
+    with pytest.raises(CapacityError, match=r"a context of 512 tokens takes .* --max-context 64 or less$"):
+        ledger(model, available, max_context=512, **settings)
+    assert ledger(model, available, **settings).max_context == 64
 
 
 def test_blocks_for_a_model_without_unbounded_layers_are_refused_not_ignored(model):

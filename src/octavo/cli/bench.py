@@ -46,7 +46,7 @@ def decode(
     from octavo.engine.hardware import choose_threads
     from octavo.store import TerminalProgress, resolve_model
 
-    config = flags.engine_config(storage=storage, dtype=dtype, weights=weights, threads=threads)
+    config = flags.EngineFlags(storage=storage, dtype=dtype, weights=weights, threads=threads).config(1)
     num_threads = choose_threads(config.threads)
     passed = ["--storage", storage, "--dtype", dtype, "--weights", weights, "--threads", str(num_threads)]
     path = resolve_model(model, progress=TerminalProgress())

@@ -28,7 +28,9 @@ _LEAVE = ("/exit", "/quit", "/bye")
 _ROOM = 64  # tokens that an answer must have room for before old turns are dropped
 
 
+@flags.with_engine_flags()
 def chat(
+    *,
     model: flags.Model = None,
     system: Annotated[str | None, option("--system", help="System message.")] = None,
     max_tokens: flags.MaxTokens = None,
@@ -38,14 +40,7 @@ def chat(
     min_p: flags.MinP = 0.0,
     seed: flags.Seed = None,
     stop: flags.Stop = None,
-    storage: flags.Storage = "auto",
-    block_size: flags.BlockSize = 16,
-    max_context: flags.MaxContext = None,
-    dtype: flags.Dtype = "auto",
-    weights: flags.Weights = "auto",
-    kv_dtype: flags.KvDtype = "auto",
-    device: flags.Device = "auto",
-    threads: flags.Threads = None,
+    engine: flags.EngineFlags,
     force: flags.Force = False,
 ) -> None:
     """Talk with a model. At the context limit the oldest turns are dropped, and a line says so."""
@@ -58,18 +53,7 @@ def chat(
         seed=seed,
         stop=flags.stop_strings(stop),
     )
-    config = flags.engine_config(
-        storage=storage,
-        block_size=block_size,
-        max_context=max_context,
-        max_num_seqs=1,
-        dtype=dtype,
-        weights=weights,
-        kv_dtype=kv_dtype,
-        device=device,
-        threads=threads,
-        force=force,
-    )
+    config = engine.config(1, force=force)
     if sys.stdin is None:
         raise InvalidRequest("standard input is closed; a conversation reads its messages from it")
     llm = flags.load(model, config)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass, fields
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from octavo.cli.options import list_option, option, texts
-from octavo.config import EngineConfig
+from octavo.config import EngineConfig, byte_size
 
 if TYPE_CHECKING:
     from octavo.engine.loaded_model import LoadedModel, ModelPlan, Progress
@@ -34,6 +37,7 @@ Weights = Annotated[str, option("--weights", help="Weights in memory: auto, full
 KvDtype = Annotated[
     str, option("--kv-dtype", help="K/V in memory: auto, f32, f16, bf16, q8_0, q4_0, turbo4, or k=NAME,v=NAME.")
 ]
+KvBudget = Annotated[str, option("--kv-budget", help="Memory for K/V: auto, or a size such as 4GiB, 512MiB or bytes.")]
 Device = Annotated[str, option("--device", help="auto, cpu or cuda.")]
 Threads = Annotated[int | None, option("--threads", help="CPU threads (default: what the cgroup allows).")]
 Force = Annotated[bool, option("--force", help="Use a tokenizer whose pre-tokeniser is unknown.")]
@@ -45,8 +49,55 @@ def stop_strings(stop: list[str] | None) -> tuple[str, ...]:
     return texts(stop, "--stop")
 
 
-def engine_config(**settings: Any) -> EngineConfig:
-    return EngineConfig(**settings)
+@dataclass(frozen=True)
+class EngineFlags:
+    """The flags that shape an engine, in the order that help lists them. Each is a field of `EngineConfig`."""
+
+    storage: Storage = "auto"
+    block_size: BlockSize = 16
+    max_context: MaxContext = None
+    dtype: Dtype = "auto"
+    weights: Weights = "auto"
+    kv_dtype: KvDtype = "auto"
+    kv_budget: KvBudget = "auto"
+    device: Device = "auto"
+    threads: Threads = None
+
+    def config(self, max_num_seqs: int, *, force: bool = False) -> EngineConfig:
+        """Raises `InvalidRequest` for values that cannot be."""
+        settings: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
+        settings["kv_budget"] = byte_size(self.kv_budget, "--kv-budget")
+        return EngineConfig(max_num_seqs=max_num_seqs, force=force, **settings)
+
+
+def with_engine_flags(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the flags of `EngineFlags`, but those `without`, in place of its parameter `engine`."""
+
+    def expanded(command: Callable[..., None]) -> Callable[..., None]:
+        hints = get_type_hints(EngineFlags, include_extras=True)
+        shown = [each for each in fields(EngineFlags) if each.name not in without]
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters: list[inspect.Parameter] = []
+        for parameter in inspect.signature(command, eval_str=True).parameters.values():
+            if parameter.name == "engine":
+                parameters += [
+                    inspect.Parameter(each.name, keyword, default=each.default, annotation=hints[each.name])
+                    for each in shown
+                ]
+            else:
+                parameters.append(parameter.replace(kind=keyword))
+
+        @wraps(command)
+        def run(**given: Any) -> None:
+            engine = EngineFlags(**{each.name: given.pop(each.name) for each in shown})
+            command(engine=engine, **given)
+
+        # Typer reads a command's signature and annotations.
+        run.__dict__["__signature__"] = inspect.Signature(parameters, return_annotation=None)
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return run
+
+    return expanded
 
 
 def load(model: str | None, config: EngineConfig) -> LLM:

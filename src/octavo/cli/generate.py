@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 DEFAULT_MAX_TOKENS = 512
 
 
+@flags.with_engine_flags()
 def generate(
+    *,
     model: flags.Model = None,
     prompt: Annotated[str | None, option("-p", "--prompt", help="The prompt.")] = None,
     file: Annotated[Path | None, option("-f", "--file", help="Read the prompt from this file.")] = None,
@@ -43,14 +45,7 @@ def generate(
     parse_special: Annotated[
         bool, option("--parse-special", help="Read control tokens in a raw prompt as such, not as text.")
     ] = False,
-    storage: flags.Storage = "auto",
-    block_size: flags.BlockSize = 16,
-    max_context: flags.MaxContext = None,
-    dtype: flags.Dtype = "auto",
-    weights: flags.Weights = "auto",
-    kv_dtype: flags.KvDtype = "auto",
-    device: flags.Device = "auto",
-    threads: flags.Threads = None,
+    engine: flags.EngineFlags,
     ignore_eos: flags.IgnoreEos = False,
     force: flags.Force = False,
     as_json: flags.AsJson = False,
@@ -72,18 +67,7 @@ def generate(
         stop=flags.stop_strings(stop),
         ignore_eos=ignore_eos,
     )
-    config = flags.engine_config(
-        storage=storage,
-        block_size=block_size,
-        max_context=max_context,
-        max_num_seqs=1,
-        dtype=dtype,
-        weights=weights,
-        kv_dtype=kv_dtype,
-        device=device,
-        threads=threads,
-        force=force,
-    )
+    config = engine.config(1, force=force)
     if parse_special and chat:
         raise InvalidRequest("--parse-special concerns raw prompts; give it with --raw, not with --chat")
     text = read_prompt(prompt, file)

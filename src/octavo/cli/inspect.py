@@ -15,21 +15,17 @@ if TYPE_CHECKING:
     from octavo.engine.loaded_model import ModelPlan
 
 _MIB = 1 << 20
+_LAST = ("memory", "fits_context", "fits_parallel", "context_limit")
 
 
+@flags.with_engine_flags()
 def inspect(
+    *,
     model: Annotated[
         str | None, typer.Argument(metavar="MODEL", envvar="OCTAVO_MODEL", help="As for generate (default smollm2).")
     ] = None,
     parallel: Annotated[int, option("--parallel", help="Sequences that may run at once.")] = 1,
-    storage: flags.Storage = "auto",
-    block_size: flags.BlockSize = 16,
-    max_context: flags.MaxContext = None,
-    dtype: flags.Dtype = "auto",
-    weights: flags.Weights = "auto",
-    kv_dtype: flags.KvDtype = "auto",
-    device: flags.Device = "auto",
-    threads: flags.Threads = None,
+    engine: flags.EngineFlags,
     as_json: flags.AsJson = False,
 ) -> None:
     """Print what a model is and what it takes in memory, without loading it (it is fetched if it is not here).
@@ -42,17 +38,7 @@ def inspect(
     from octavo.kernels.cpu import library
     from octavo.store import TerminalProgress, resolve_model
 
-    config = flags.engine_config(
-        storage=storage,
-        block_size=block_size,
-        max_context=max_context,
-        max_num_seqs=parallel,
-        dtype=dtype,
-        weights=weights,
-        kv_dtype=kv_dtype,
-        device=device,
-        threads=threads,
-    )
+    config = engine.config(parallel)
     plan = plan_model(resolve_model(model, progress=TerminalProgress()), config)
     found = as_object(plan, library.load().description)
     print(json.dumps(found, ensure_ascii=False) if as_json else _as_text(found))
@@ -60,7 +46,12 @@ def inspect(
 
 def _as_text(found: dict[str, Any]) -> str:
     """One line per fact; sizes in MiB."""
-    facts = [(name.replace("_", " "), _fact(value)) for name, value in found.items() if name != "memory"]
+    facts = [(name.replace("_", " "), _fact(value)) for name, value in found.items() if name not in _LAST]
+    # What the two numbers asked for would let each other be.
+    facts.append(("fits together", f"{found['parallel']:,} sequences of {found['fits_context']:,} tokens each"))
+    facts.append(
+        ("fits at full length", f"{found['fits_parallel']:,} sequences of {found['context_limit']:,} tokens each")
+    )
     for name, value in found["memory"].items():
         if name != "groups":
             facts.append((f"{name.removesuffix('_bytes')} memory", f"{value / _MIB:,.1f} MiB"))
@@ -100,26 +91,10 @@ def as_object(plan: ModelPlan, cpu_kernels: str) -> dict[str, Any]:
         "kv_dtype": {"k": k.name, "v": v.name},
         "storage": plan.storage.kind.value,
         "storage_reason": plan.storage.reason,
+        "context_limit": ledger.context_limit,
         "max_context": ledger.max_context,
         "parallel": ledger.max_num_seqs,
-        "memory": {
-            "available_bytes": ledger.available_bytes,
-            "weight_bytes": ledger.weight_bytes,
-            "workspace_bytes": ledger.workspace_bytes,
-            "activation_bytes": ledger.activation_bytes,
-            "kv_bytes": ledger.kv_bytes,
-            "total_bytes": ledger.total_bytes,
-            "groups": [
-                {
-                    "kind": group.kind,
-                    "layers": group.num_layers,
-                    "window": group.window,
-                    "bytes_per_token": group.bytes_per_token,
-                    "num_blocks": group.num_blocks,
-                    "block_bytes": group.block_bytes,
-                    "ring_bytes": group.ring_bytes,
-                }
-                for group in ledger.groups
-            ],
-        },
+        "fits_context": ledger.fits_context,
+        "fits_parallel": ledger.fits_parallel,
+        "memory": ledger.as_object(),
     }

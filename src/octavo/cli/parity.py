@@ -15,35 +15,22 @@ from octavo.errors import InvalidRequest
 MIN_TOKENS = 64
 
 
+@flags.with_engine_flags("storage", "max_context")
 def parity(
+    *,
     model: flags.Model = None,
     max_tokens: Annotated[int, option("-n", "--max-tokens", help="Tokens per prompt; at least 64.")] = MIN_TOKENS,
     inject_fault: Annotated[
         str | None, option("--inject-fault", metavar="ARM", help="Perturb one arm, to see that it is noticed.")
     ] = None,
-    block_size: flags.BlockSize = 16,
-    dtype: flags.Dtype = "auto",
-    weights: flags.Weights = "auto",
-    kv_dtype: flags.KvDtype = "auto",
-    device: flags.Device = "auto",
-    threads: flags.Threads = None,
+    engine: flags.EngineFlags,
     force: flags.Force = False,
     as_json: flags.AsJson = False,
 ) -> None:
     """Run dense, paged, batched, chunked and command-line arms and compare tokens and logits with the reference."""
     if max_tokens < MIN_TOKENS:
         raise InvalidRequest(f"max tokens is {max_tokens}; a parity run needs at least {MIN_TOKENS}")
-    config = flags.engine_config(
-        max_num_seqs=1,
-        max_context=None,
-        block_size=block_size,
-        dtype=dtype,
-        weights=weights,
-        kv_dtype=kv_dtype,
-        device=device,
-        threads=threads,
-        force=force,
-    )
+    config = engine.config(1, force=force)
     from octavo.parity import ARMS, run_parity
 
     if inject_fault is not None and inject_fault not in ARMS:

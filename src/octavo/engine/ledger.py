@@ -1,17 +1,21 @@
-"""The memory ledger: what a model, its workspace and its K/V take, worked out before anything is loaded."""
+"""The memory ledger: what a model, its workspace and its K/V take, worked out before anything is loaded.
+
+The engine admits by it, `octavo inspect` prints it. Owns every refusal for want of memory at start-up.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from octavo.cache.spec import CacheGroup, LayerSpec, group_layers
 from octavo.config import EngineConfig
+from octavo.engine.kv_demand import KVDemand, windowed
+from octavo.engine.resident import Resident
+from octavo.engine.working_memory import Serving, activation_bytes, append_tokens, workspace_bytes
 from octavo.errors import CapacityError, InvalidRequest
-from octavo.kernels.chunked_attention import KEY_CHUNK, MAX_SCORES
 from octavo.models.config import ModelConfig
-from octavo.step_batch import StorageKind
-from octavo.storage.codecs import Codec
 
 _KV_SHARE = 0.8  # of what weights and workspace leave; the rest stays for the system and fragmentation
 
@@ -28,22 +32,42 @@ class GroupBudget:
     block_bytes: int
     ring_bytes: int
 
+    def as_object(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "layers": self.num_layers,
+            "window": self.window,
+            "bytes_per_token": self.bytes_per_token,
+            "num_blocks": self.num_blocks,
+            "block_bytes": self.block_bytes,
+            "ring_bytes": self.ring_bytes,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Bytes, and two lengths in tokens: `context_limit`, what the settings and the model allow, and `max_context`.
+    """Bytes; and lengths in tokens: `context_limit`, what settings and model allow, and `max_context`.
 
-    `max_context` is the longest sequence that fits alone; `max_num_seqs` is how many may run at once.
+    `max_context` is the longest sequence that fits alone: no request may be longer. `max_num_seqs` is how many may
+    run at once. `fits_context` is the longest context that so many can have at the same time, and `fits_parallel` how
+    many sequences of `context_limit` tokens can run at the same time; 0 if not one.
     """
 
     available_bytes: int
-    weight_bytes: int
+    resident: Resident
     workspace_bytes: int
     activation_bytes: int
     groups: tuple[GroupBudget, ...]
     context_limit: int
     max_context: int
     max_num_seqs: int
+    fits_context: int
+    fits_parallel: int
+    graph_bytes: int = 0  # captured graphs of a GPU
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.resident.weights
 
     @property
     def kv_bytes(self) -> int:
@@ -51,11 +75,31 @@ class Ledger:
 
     @property
     def total_bytes(self) -> int:
-        return self.weight_bytes + self.workspace_bytes + self.activation_bytes + self.kv_bytes
+        """All that is there while it runs; what loading took is gone by then."""
+        return self.resident.weights + self.resident.runtime + self.overhead_bytes + self.kv_bytes
+
+    @property
+    def overhead_bytes(self) -> int:
+        return self.workspace_bytes + self.activation_bytes + self.graph_bytes
 
     @property
     def num_blocks(self) -> tuple[int, ...]:
         return tuple(group.num_blocks for group in self.groups)
+
+    def as_object(self) -> dict[str, Any]:
+        """Sizes by names that do not change, for `inspect --json` and metrics. Parts add up to `total_bytes`."""
+        return {
+            "available_bytes": self.available_bytes,
+            "weight_bytes": self.weight_bytes,
+            "runtime_bytes": self.resident.runtime,
+            "workspace_bytes": self.workspace_bytes,
+            "activation_bytes": self.activation_bytes,
+            "graph_bytes": self.graph_bytes,
+            "kv_bytes": self.kv_bytes,
+            "total_bytes": self.total_bytes,
+            "loading_bytes": self.resident.loading,
+            "groups": [group.as_object() for group in self.groups],
+        }
 
 
 def plan_memory(
@@ -63,69 +107,20 @@ def plan_memory(
     layout: Sequence[LayerSpec],
     config: EngineConfig,
     *,
-    storage: StorageKind,
-    codecs: tuple[Codec, Codec],
-    weights: int,
+    serving: Serving,
+    resident: Resident,
     available: int,
 ) -> Ledger:
-    """Divide `available` bytes: `weights` (once packed), workspace and activations first, K/V from what is left.
+    """Divide `available` bytes: weights, workspace and activations first, K/V from what is left.
 
-    Windowed groups get what `max_num_seqs` sequences can ever hold; the rest goes to the others, up to
-    `max_num_seqs` sequences of `max_context` tokens (or exactly `num_kv_blocks`). Raises `CapacityError` with both
-    numbers if the model does not fit, not even with one block of K/V, or if what was asked for explicitly does not.
-    Raises `InvalidRequest` for `num_kv_blocks` of a model that has no unbounded layer.
+    Windowed groups get what `max_num_seqs` sequences can ever hold and a cache share; the rest goes to the others: four
+    fifths of what is left, up to `max_num_seqs` sequences of `max_context` tokens; or exactly `num_kv_blocks`; or all
+    of `kv_budget` (of which a dense cache takes no more than its sequences can use).
+
+    Raises `CapacityError` with both numbers if the model does not fit, not even with one block of K/V, or if what was
+    asked for explicitly does not. Raises `InvalidRequest` for `num_kv_blocks` of a model without an unbounded layer.
     """
-    limit = min(config.max_context or model.max_position_embeddings, model.max_position_embeddings)
-    groups = group_layers(layout)
-    workspace = _workspace_bytes(model, groups, config, limit)
-    activations = _activation_bytes(model, config)
-    left = available - weights - workspace - activations
-    bounded = [_bounded_budget(group, config, storage, codecs, limit) for group in groups]
-    left -= sum(budget.block_bytes + budget.ring_bytes for budget in bounded if budget is not None)
-    per_block = sum(
-        group.bytes_per_block(config.block_size, *_row_bytes(group, codecs))
-        for group, budget in zip(groups, bounded, strict=True)
-        if budget is None
-    )
-    if left < per_block:
-        raise CapacityError(
-            f"the model needs {gib(available - left + per_block)} (weights {gib(weights)}, the rest workspace and K/V) "
-            f"but {gib(available)} are free; take a smaller model, --weights int4, or a smaller --max-context"
-        )
-    if config.num_kv_blocks is not None and not per_block:
-        raise InvalidRequest(
-            f"num kv blocks is {config.num_kv_blocks}, but every layer of this model has a window, whose memory is "
-            "fixed; leave it out"
-        )
-    num_blocks = config.max_num_seqs * -(-limit // config.block_size)
-    if per_block:
-        num_blocks = config.num_kv_blocks or min(num_blocks, int(left * _KV_SHARE) // per_block)
-    if num_blocks * per_block > left:
-        raise CapacityError(
-            f"{num_blocks} K/V blocks take {gib(num_blocks * per_block)} but {gib(left)} are left after the weights; "
-            f"ask for at most {left // per_block}"
-        )
-    budgets = tuple(
-        budget or _budget(group, config, codecs, num_blocks=max(1, num_blocks), ring_rows=0)
-        for group, budget in zip(groups, bounded, strict=True)
-    )
-    fits = max(1, num_blocks) * config.block_size
-    if config.max_context is not None and config.num_kv_blocks is None and fits < limit:
-        needed = -(-limit // config.block_size) * per_block
-        raise CapacityError(
-            f"a context of {limit} tokens takes {gib(needed)} of K/V but {gib(int(left * _KV_SHARE))} are left for it; "
-            f"give --max-context {fits} or less"
-        )
-    return Ledger(
-        available_bytes=available,
-        weight_bytes=weights,
-        workspace_bytes=workspace,
-        activation_bytes=activations,
-        groups=budgets,
-        context_limit=limit,
-        max_context=min(limit, fits),
-        max_num_seqs=config.max_num_seqs,
-    )
+    return _Planner(model, group_layers(layout), config, serving, resident, available).plan()
 
 
 def gib(num_bytes: int) -> str:
@@ -133,55 +128,196 @@ def gib(num_bytes: int) -> str:
     return f"{num_bytes / (1 << 30):.2f} GiB" if num_bytes >= 1 << 30 else f"{num_bytes / (1 << 20):.1f} MiB"
 
 
-def _bounded_budget(
-    group: CacheGroup, config: EngineConfig, storage: StorageKind, codecs: tuple[Codec, Codec], max_context: int
-) -> GroupBudget | None:
-    """What `max_num_seqs` sequences can ever hold of a windowed group; None for one that grows without bound."""
-    if not group.bounded or group.spec.window is None:
-        return None
-    if storage is StorageKind.DENSE:
-        # The pool wants at least one block of each group; a ring never uses it.
-        return _budget(group, config, codecs, num_blocks=1, ring_rows=config.max_num_seqs * group.spec.window)
-    append = min(config.prefill_chunk, config.max_batch_tokens)
-    blocks = group.max_blocks(storage, max_context, config.block_size, append)
-    return _budget(group, config, codecs, num_blocks=config.max_num_seqs * blocks, ring_rows=0)
+def largest(fits: Callable[[int], bool], most: int) -> int:
+    """The largest n in [1, most] that `fits`, 0 if 1 does not; `fits` must not become true again as n grows."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
 
 
-def _budget(
-    group: CacheGroup, config: EngineConfig, codecs: tuple[Codec, Codec], *, num_blocks: int, ring_rows: int
-) -> GroupBudget:
-    k_bytes, v_bytes = _row_bytes(group, codecs)
-    per_token = group.bytes_per_token(k_bytes, v_bytes)
+@dataclass(frozen=True)
+class _Planner:
+    """The arithmetic, for one number of sequences. Lengths are tokens; all that grows with a length is monotone."""
+
+    model: ModelConfig
+    groups: tuple[CacheGroup, ...]
+    config: EngineConfig
+    serving: Serving
+    resident: Resident
+    available: int
+
+    @property
+    def demand(self) -> KVDemand:
+        config, serving = self.config, self.serving
+        return KVDemand(self.groups, serving.codecs, serving.storage, config.block_size, append_tokens(config))
+
+    # -- what there is for sequences of up to `length` tokens ------------------------------------------------------
+
+    def overhead(self, length: int) -> tuple[int, int]:
+        """Workspace and activations."""
+        workspace = workspace_bytes(self.model, self.groups, self.config, self.serving, length)
+        return workspace, activation_bytes(self.model, self.config, length)
+
+    def left(self, length: int) -> int:
+        """Bytes for K/V; negative if not even the rest fits."""
+        return self.available - self.resident.weights - self.resident.runtime - sum(self.overhead(length))
+
+    def windows(self, length: int) -> int:
+        return self.demand.windowed_bytes(self.config.max_num_seqs, length)
+
+    def num_blocks(self, length: int) -> int:
+        """Blocks of the unbounded groups that there is memory for, however many are of use; negative if none is."""
+        per_block, rest = self.demand.bytes_per_block, self.left(length) - self.windows(length)
+        budget, exact = self.config.kv_budget, self.config.num_kv_blocks
+        if budget is not None:
+            rest = min(rest, budget - self.windows(length)) if budget <= self.left(length) else -1
+        if not per_block:
+            return -1 if rest < 0 else self.useful_blocks(length)
+        if exact is not None:
+            return exact if exact * per_block <= rest else -1
+        if budget is None and rest >= per_block:
+            rest = max(per_block, int(rest * _KV_SHARE))
+        return rest // per_block
+
+    def useful_blocks(self, length: int) -> int:
+        return self.config.max_num_seqs * self.blocks_of(length)
+
+    def blocks_of(self, length: int) -> int:
+        return -(-length // self.config.block_size)
+
+    def fits(self, length: int) -> bool:
+        """Whether one sequence of `length` tokens does, beside what is set aside for the others."""
+        return self.loads() and self.num_blocks(length) >= self.blocks_of(length)
+
+    def fits_all(self, length: int) -> bool:
+        """Whether all sequences can have `length` tokens at the same time."""
+        return self.loads() and self.num_blocks(length) >= self.useful_blocks(length)
+
+    def loads(self) -> bool:
+        return self.resident.weights + self.resident.runtime + self.resident.loading <= self.available
+
+    # -- the plan --------------------------------------------------------------------------------------------------
+
+    def plan(self) -> Ledger:
+        asked, most = self.config.max_context, self.model.max_position_embeddings
+        limit = min(asked or most, most)
+        if self.config.num_kv_blocks is not None and not self.demand.bytes_per_block:
+            raise InvalidRequest(
+                f"num kv blocks is {self.config.num_kv_blocks}, but every layer of this model has a window, whose "
+                "memory is fixed; leave it out"
+            )
+        exact = self.config.num_kv_blocks
+        if exact is not None:  # a pool that is to have few blocks may well hold less than the context
+            limit_here = self.pool_length(exact, limit)
+            length = limit_here if self.fits(limit_here) else 0
+        else:
+            length = limit if self.fits(limit) else largest(self.fits, limit)
+        if length == 0 or (asked is not None and exact is None and length < limit):
+            raise self.refusal(limit, length)
+        workspace, activations = self.overhead(length)
+        return Ledger(
+            available_bytes=self.available,
+            resident=self.resident,
+            workspace_bytes=workspace,
+            activation_bytes=activations,
+            groups=self.budgets(length),
+            context_limit=limit,
+            max_context=length,
+            max_num_seqs=self.config.max_num_seqs,
+            fits_context=largest(self.fits_all, limit),
+            fits_parallel=largest(lambda seqs: self.with_seqs(seqs).fits_all(limit), 1 << 20),
+        )
+
+    def with_seqs(self, num_seqs: int) -> _Planner:
+        return replace(self, config=replace(self.config, max_num_seqs=num_seqs))
+
+    def budgets(self, length: int) -> tuple[GroupBudget, ...]:
+        config, demand = self.config, self.demand
+        num_blocks = self.num_blocks(length)
+        capped = config.num_kv_blocks is None and (config.kv_budget is None or self.serving.storage.value == "dense")
+        if capped:
+            num_blocks = min(num_blocks, self.useful_blocks(length))
+        return tuple(
+            _budget(
+                group,
+                demand,
+                demand.windowed_blocks(group, config.max_num_seqs, length) if windowed(group) else num_blocks,
+                config.max_num_seqs,
+            )
+            for group in self.groups
+        )
+
+    # -- refusals --------------------------------------------------------------------------------------------------
+
+    def refusal(self, limit: int, length: int) -> CapacityError:
+        """Why a sequence of `limit` tokens does not fit, where at most `length` do (0: not one token)."""
+        budget, exact = self.config.kv_budget, self.config.num_kv_blocks
+        if budget is not None:
+            # The most that may be set aside: with room for the context, if that can be had.
+            most = max(self.left(1), 0) if not self.with_budget(self.left(limit)).fits(limit) else self.left(limit)
+            if budget > most and self.with_budget(most).fits(1):
+                return CapacityError(
+                    f"the kv budget is {budget} bytes ({gib(budget)}) but {most} ({gib(most)}) are left after weights "
+                    f"and workspace; give at most {most}"
+                )
+        if length:
+            return self.context_refusal(limit, length)
+        least = 1 if exact is None else self.pool_length(1, limit)
+        needed = self.windows(least) + self.demand.bytes_per_block
+        if not self.loads() or self.left(least) < needed:
+            return self.model_refusal(least)
+        if budget is not None:
+            return CapacityError(
+                f"the kv budget is {budget} bytes ({gib(budget)}), too small for one block of every group of layers; "
+                f"give at least {needed} ({gib(needed)})"
+            )
+        assert exact is not None
+        left = self.left(self.pool_length(exact, limit)) - self.windows(limit)
+        most = largest(lambda n: self.with_blocks(n).fits(self.pool_length(n, limit)), exact)
+        return CapacityError(
+            f"{exact} K/V blocks take {gib(exact * self.demand.bytes_per_block)} but {gib(max(0, left))} are left "
+            f"after the weights; ask for at most {most}"
+        )
+
+    def pool_length(self, num_blocks: int, limit: int) -> int:
+        """The longest sequence in a pool of so many blocks."""
+        return min(limit, num_blocks * self.config.block_size)
+
+    def with_blocks(self, num_blocks: int) -> _Planner:
+        return replace(self, config=replace(self.config, num_kv_blocks=num_blocks))
+
+    def with_budget(self, budget: int) -> _Planner:
+        return replace(self, config=replace(self.config, kv_budget=max(1, budget)))
+
+    def context_refusal(self, limit: int, length: int) -> CapacityError:
+        taken = self.windows(limit) + self.blocks_of(limit) * self.demand.bytes_per_block
+        budget, left = self.config.kv_budget, self.left(limit)
+        held = int(left * _KV_SHARE) if budget is None else min(budget, left)
+        raised = f", or --kv-budget {taken} or more" if budget is not None and taken <= left else ""
+        return CapacityError(
+            f"a context of {limit} tokens takes {gib(taken)} of K/V but {gib(max(0, held))} are left for it; "
+            f"give --max-context {length} or less{raised}"
+        )
+
+    def model_refusal(self, least: int) -> CapacityError:
+        resident, kv = self.resident, self.windows(least) + self.demand.bytes_per_block
+        needed = resident.weights + resident.runtime + max(resident.loading, sum(self.overhead(least)) + kv)
+        return CapacityError(
+            f"the model needs {gib(needed)} (weights {gib(resident.weights)}, the rest workspace and K/V) "
+            f"but {gib(self.available)} are free; take a smaller model, --weights int4, or a smaller --max-context"
+        )
+
+
+def _budget(group: CacheGroup, demand: KVDemand, num_blocks: int, num_seqs: int) -> GroupBudget:
+    per_token = demand.bytes_per_token(group)
     return GroupBudget(
         kind=group.spec.kind,
         num_layers=len(group.layers),
         window=group.spec.window,
         bytes_per_token=per_token,
         num_blocks=num_blocks,
-        block_bytes=num_blocks * config.block_size * per_token,
-        ring_bytes=ring_rows * per_token,
+        block_bytes=num_blocks * demand.block_size * per_token,
+        ring_bytes=demand.ring_rows(group, num_seqs) * per_token,
     )
-
-
-def _row_bytes(group: CacheGroup, codecs: tuple[Codec, Codec]) -> tuple[int, int]:
-    spec = group.spec
-    return (
-        spec.num_kv_heads * codecs[0].bytes_per_row(spec.k_dim),
-        spec.num_kv_heads * codecs[1].bytes_per_row(spec.v_dim),
-    )
-
-
-def _workspace_bytes(model: ModelConfig, groups: Sequence[CacheGroup], config: EngineConfig, max_context: int) -> int:
-    """Decoded K and V of one sequence, masks of the longest step, scores, and logits of every sequence."""
-    span = -(-max_context // KEY_CHUNK) * KEY_CHUNK
-    decoded = max(g.spec.num_kv_heads * span * (g.spec.k_dim + g.spec.v_dim) * 4 for g in groups)
-    masks = len(groups) * span * min(config.prefill_chunk, config.max_batch_tokens)
-    logits = 2 * config.max_num_seqs * model.vocab_size * 4
-    return decoded + masks + 4 * MAX_SCORES * 4 + logits
-
-
-def _activation_bytes(model: ModelConfig, config: EngineConfig) -> int:
-    """Float32 residual and norms, q/k/v in both precisions, and the MLP's two halves, for the largest step."""
-    qkv = (model.num_attention_heads + 2 * model.num_key_value_heads) * model.head_dim
-    per_token = 4 * model.hidden_size * 4 + qkv * 12 + model.intermediate_size * 4 * 2
-    return config.max_batch_tokens * per_token

@@ -14,6 +14,8 @@ from octavo.cache.storage_policy import StorageDecision, resolve_storage
 from octavo.config import EngineConfig
 from octavo.engine.hardware import available_memory, choose_device, choose_dtype, choose_threads
 from octavo.engine.ledger import Ledger, plan_memory
+from octavo.engine.resident import Resident, resident_bytes
+from octavo.engine.working_memory import Serving
 from octavo.errors import InvalidRequest
 from octavo.kernels.cpu import library
 from octavo.layers.linear import RouteChoice, choose_route
@@ -26,6 +28,7 @@ from octavo.models.registry import model_class
 from octavo.models.weights import WeightSource
 from octavo.step_batch import StorageKind
 from octavo.storage.codecs import Codec, check_heads, resolve_kv_dtype, warn_of_losses
+from octavo.storage.route import RouteSwitches
 from octavo.tokenizer import Tokenizer
 
 Progress = Callable[[int, int], None]  # bytes packed so far, bytes in all
@@ -81,8 +84,10 @@ def plan_model(path: Path, config: EngineConfig, *, may_run_several: bool = True
     warn_of_losses(codecs, model.model_type)
     several = may_run_several and config.max_num_seqs > 1
     storage = resolve_storage(config.storage, model.model_type, device.type, cls.supports_paged, several)
-    ledger = _ledger(checkpoint, config, storage.kind, routes, codecs, dtype, available_memory(device))
-    return ModelPlan(checkpoint, device, dtype, choose_threads(config.threads), routes, codecs, storage, ledger)
+    threads = choose_threads(config.threads)
+    serving = _serving(storage.kind, codecs, device, threads)
+    ledger = _ledger(checkpoint, config, serving, resident_bytes(checkpoint, routes, dtype), available_memory(device))
+    return ModelPlan(checkpoint, device, dtype, threads, routes, codecs, storage, ledger)
 
 
 def _mostly_affine(checkpoint: Checkpoint) -> bool:
@@ -97,48 +102,26 @@ def _mostly_affine(checkpoint: Checkpoint) -> bool:
 def share_weights(loaded: LoadedModel, config: EngineConfig, storage: StorageDecision) -> LoadedModel:
     """The same weights under another configuration, with a ledger of its own."""
     plan = loaded.plan
-    available = available_memory(plan.device) + plan.ledger.weight_bytes
-    ledger = _ledger(plan.checkpoint, config, storage.kind, plan.routes, plan.codecs, plan.dtype, available)
-    return replace(loaded, plan=replace(plan, storage=storage, ledger=ledger))
-
-
-def _ledger(
-    checkpoint: Checkpoint,
-    config: EngineConfig,
-    storage: StorageKind,
-    routes: RouteChoice,
-    codecs: tuple[Codec, Codec],
-    dtype: torch.dtype,
-    available: int,
-) -> Ledger:
-    model = checkpoint.config
-    layout = model_class(model.model_type).kv_layout(model)
-    return plan_memory(
-        model,
-        layout,
-        config,
-        storage=storage,
-        codecs=codecs,
-        weights=_weight_bytes(checkpoint, routes, dtype),
-        available=available,
+    resident = replace(plan.ledger.resident, loading=0)
+    available = available_memory(plan.device) + resident.weights + resident.runtime
+    serving = _serving(storage.kind, plan.codecs, plan.device, plan.threads)
+    return replace(
+        loaded,
+        plan=replace(plan, storage=storage, ledger=_ledger(plan.checkpoint, config, serving, resident, available)),
     )
 
 
-def _weight_bytes(checkpoint: Checkpoint, routes: RouteChoice, dtype: torch.dtype) -> int:
-    """Bytes of all weights once packed; the embedding table is kept beside the head unless that can be looked up."""
-    config, embed = checkpoint.config, "model.embed_tokens.weight"
-    total = 0
-    for name in checkpoint.names():
-        shard = checkpoint.tensor(name)
-        if len(shard.shape) == 1:
-            total += shard.shape[0] * 4
-            continue
-        route = routes.route([shard])
-        if name != embed or config.tie_word_embeddings or route.serves_embedding:
-            total += route.packed_bytes(shard)
-        if name == embed and not route.serves_embedding:
-            total += math.prod(shard.shape) * dtype.itemsize
-    return total
+def _serving(storage: StorageKind, codecs: tuple[Codec, Codec], device: torch.device, threads: int) -> Serving:
+    gather = RouteSwitches.from_environment().native is False
+    return Serving(storage, codecs, device, threads, gather)
+
+
+def _ledger(
+    checkpoint: Checkpoint, config: EngineConfig, serving: Serving, resident: Resident, available: int
+) -> Ledger:
+    model = checkpoint.config
+    layout = model_class(model.model_type).kv_layout(model)
+    return plan_memory(model, layout, config, serving=serving, resident=resident, available=available)
 
 
 def load_model(plan: ModelPlan, config: EngineConfig, progress: Progress = lambda done, total: None) -> LoadedModel:

@@ -27,6 +27,7 @@ def trace_cli(
         "--dtype": str(plan.dtype).removeprefix("torch."),
         "--weights": config.weights,
         "--kv-dtype": config.kv_dtype,
+        "--kv-budget": config.kv_budget or "auto",
         "--device": plan.device.type,
         "--threads": plan.threads,
     }

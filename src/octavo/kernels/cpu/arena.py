@@ -8,7 +8,7 @@ import mmap
 from contextlib import suppress
 from threading import Lock
 
-_CHUNK = 16 << 20
+CHUNK = 16 << 20
 _ALIGNMENT = 64
 
 
@@ -34,7 +34,7 @@ class Arena:
         size = -(-max(1, num_bytes) // _ALIGNMENT) * _ALIGNMENT
         with self._lock:
             if self._chunk is None or self._used + size > self._size:
-                self._map(max(size, _CHUNK))
+                self._map(max(size, CHUNK))
             assert self._chunk is not None
             memory = Memory(self._chunk, self._start + self._used, num_bytes)
             self._used += size
