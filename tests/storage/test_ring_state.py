@@ -8,7 +8,7 @@ import torch
 from octavo.cache.refusals import InvalidArgument
 from octavo.cache.spec import LayerSpec
 from octavo.step_batch import StorageKind
-from octavo.storage.codec import CODECS
+from octavo.storage.codecs import CODECS
 from octavo.storage.ring_state import ring_rows
 from tests.schedules import HandScheduler
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from octavo.cache.spec import CacheGroup
 from octavo.step_batch import StorageKind
-from octavo.storage.codec import Codec
+from octavo.storage.codecs import Codec
 
 CACHE_SHARE = 4  # windows in blocks get one more for every so many: room for cached prefixes beside live sequences
 

@@ -12,7 +12,7 @@ from octavo.config import EngineConfig
 from octavo.kernels.chunked_attention import KEY_CHUNK, MAX_SCORES
 from octavo.models.config import ModelConfig
 from octavo.step_batch import StorageKind
-from octavo.storage.codec import Codec
+from octavo.storage.codecs import Codec
 from octavo.storage.compiled_attention import CompiledAttention
 
 _ROTARY_BLOCK = 4096  # positions that the rotary table grows by

@@ -12,7 +12,7 @@ from octavo.kernels.chunked_attention import AttentionSpan, bare_span
 from octavo.kernels.cpu.attention import AttentionKernel, AttentionStep, Placement, StoredRows
 from octavo.step_batch import StepBatch, StepRow, StorageKind
 from octavo.storage.block_table import BlockTable
-from octavo.storage.codec import Codec
+from octavo.storage.codecs import Codec
 from octavo.storage.layer_store import LayerStore
 from octavo.storage.plan import RowPlan, gather_plan, ring_plan
 from octavo.storage.route import Route

@@ -14,7 +14,7 @@ from octavo.cache.spec import CacheGroup, LayerSpec
 from octavo.errors import EngineFault, InvalidRequest
 from octavo.step_batch import StepBatch
 from octavo.storage.block_table import BlockTable
-from octavo.storage.codec import Codec
+from octavo.storage.codecs import Codec
 from octavo.storage.compiled_attention import CompiledAttention
 from octavo.storage.eager_attention import EagerAttention
 from octavo.storage.hand_off import GroupMover, check_codecs

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from octavo.cache.spec import LayerSpec
 from octavo.kernels.cpu.attention import StoredRows
-from octavo.storage.codec import Codec, RowStore
+from octavo.storage.codecs import Codec, RowStore
 
 
 @dataclass(frozen=True, slots=True)

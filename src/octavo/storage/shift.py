@@ -18,7 +18,7 @@ from octavo.cache.spec import CacheGroup
 from octavo.errors import InvalidRequest
 from octavo.step_batch import StorageKind
 from octavo.storage.block_table import BlockTable
-from octavo.storage.codec import Codec, RowStore
+from octavo.storage.codecs import Codec, RowStore
 from octavo.storage.plan import Piece, pieces_of
 
 # layer -> [R / 2]: dimensions [0, R) of a head are rotated, in pairs (i, i + R / 2)
