@@ -1,0 +1,255 @@
+"""Context shift in storage: what is attended to afterwards, what is touched, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from octavo.cache.refusals import InvalidArgument
+from octavo.cache.sequence import SequenceHandle
+from octavo.cache.spec import LayerSpec
+from octavo.errors import InvalidRequest
+from octavo.step_batch import FreshBlocks, StepBatch, StepRow, StorageKind
+from octavo.storage.compiled_attention import CompiledAttention
+from tests.storage.shifted_sequence import Bookkeeping, Decoder
+
+DIM, CONTEXT = 32, 100
+LAYOUT = [
+    LayerSpec("full", 4, 2, DIM, DIM, 0.2),
+    LayerSpec("sliding", 4, 2, DIM, DIM, 0.2, 20),
+    LayerSpec("full", 4, 2, DIM, DIM, 0.2),
+    LayerSpec("sliding", 4, 2, DIM, DIM, 0.2, 20),
+]
+WHOLE_HEAD = 1.0 / 100.0 ** (torch.arange(0, DIM, 2) / DIM)
+# Another base, a long-context scaling, and a head of which only the first 12 dimensions are rotated.
+INV_FREQ = [WHOLE_HEAD, WHOLE_HEAD / 3, WHOLE_HEAD * torch.linspace(0.1, 1, DIM // 2), WHOLE_HEAD[:6]]
+ROUTES = ["fused", "gather", "eager"]
+
+
+@pytest.fixture
+def take(monkeypatch):
+    """take(route) decides how the next caches attend; without compiled kernels all are eager."""
+
+    def decide(route):
+        monkeypatch.setenv("OCTAVO_PAGED_ATTENTION_NATIVE", "0" if route == "gather" else "")
+        if route == "eager":
+            monkeypatch.setattr(CompiledAttention, "refusal", staticmethod(lambda *_: "asked for by a test"))
+
+    return decide
+
+
+def decoder_of(keep=4, *, block_size=16, codecs=("f32", "f32"), length=700, context=CONTEXT):
+    book = Bookkeeping(LAYOUT, keep, max_context=context, block_size=block_size, codecs=codecs)
+    return Decoder(book, LAYOUT, INV_FREQ, length)
+
+
+def run(decoder, drops, chunk=1):
+    """A prompt, then tokens in chunks, with a shift wherever the context is full. Outputs of all steps, per layer."""
+    outputs = [decoder.step(40)]
+    for num_tokens in drops:
+        while len(decoder.book.visible()) + chunk <= CONTEXT:
+            outputs.append(decoder.step(chunk))
+        decoder.shift(num_tokens)
+        outputs.append(decoder.step(chunk))
+    stop = decoder.book.state.written - chunk + 1  # the last step is longer in larger chunks
+    return [torch.cat(pieces)[:stop] for pieces in zip(*outputs, strict=True)]
+
+
+def planes(cache, sides="kv"):
+    return [
+        plane.clone().view(torch.uint8)
+        for layer in cache._layers.values()
+        for side in sides
+        for plane in getattr(layer.blocks, side).planes().values()
+    ]
+
+
+def equal(left, right):
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    ("keep", "block_size", "drops"),
+    [
+        (4, 16, (32, 48, 16)),
+        (0, 16, (32, 64, 16)),
+        (16, 16, (32, 32, 32)),
+        (20, 16, (48, 16, 64)),
+        (4, 16, (7, 5, 33, 2, 90)),  # no whole blocks, none at all, and all but a few tokens
+        (4, 32, (32, 32, 64)),
+        (37, 64, (3, 40, 20)),
+    ],
+    ids=str,
+)
+def test_decoding_past_the_context_equals_attention_over_what_is_shown(route, keep, block_size, drops, take):
+    take(route)
+    decoder = decoder_of(keep, block_size=block_size)
+    decoder.step(CONTEXT - 8)
+    for _ in range(4):
+        decoder.step(1)
+    for num_tokens in drops:
+        if (room := CONTEXT - len(decoder.book.visible())) > 0:
+            decoder.step(room)
+        decoder.shift(num_tokens)
+        for _ in range(2):
+            for got, expected in zip(decoder.step(1), decoder.define(), strict=True):
+                bound = 2e-5 * expected.abs().max()
+                assert (got[0] - expected).abs().max() < bound
+                assert (got[0] * 1.01 - expected).abs().max() > bound
+
+
+@pytest.mark.parametrize(
+    ("codecs", "error"), [(("f16", "f16"), 2e-3), (("bf16", "f32"), 3e-2), (("f16", "q8_0"), 1e-2)]
+)
+def test_codecs_that_can_be_rotated_stay_close(codecs, error):
+    decoder = decoder_of(codecs=codecs)
+    decoder.step(CONTEXT)
+    for _ in range(4):
+        decoder.shift(16)
+        for _ in range(16):
+            got = decoder.step(1)
+    for output, expected in zip(got, decoder.define(), strict=True):
+        assert (output[0] - expected).abs().max() < error * expected.abs().max()
+
+
+@pytest.mark.parametrize("keep", [4, 16])
+def test_every_route_and_chunking_gives_the_same_bits(keep, take):
+    results = {}
+    for route in ROUTES:
+        take(route)
+        for chunk in (1, 4):
+            results[route, chunk] = run(decoder_of(keep), (32, 48, 16), chunk)
+    for route in ROUTES:
+        assert equal(results[route, 1], results[route, 4]), route
+    assert equal(results["fused", 1], results["gather", 1])
+
+
+def test_shifts_go_on_long_past_the_length_of_a_table():
+    decoder = decoder_of()
+    decoder.step(CONTEXT)
+    while decoder.book.state.written < 6 * CONTEXT:
+        decoder.shift(16)
+        for _ in range(16):
+            got = decoder.step(1)
+    for output, expected in zip(got, decoder.define(), strict=True):
+        assert (output[0] - expected).abs().max() < 5e-5 * expected.abs().max()
+
+
+def test_a_shift_changes_the_keys_of_the_tokens_that_go_on_and_nothing_else():
+    decoder = decoder_of()
+    decoder.step(CONTEXT)
+    # Another sequence, in a block of its own.
+    other = max(set(range(10)) - {b for table in decoder.book.state.tables for b in table.block_ids})
+    fresh = tuple(FreshBlocks(g, 0, (other,)) for g in range(len(decoder.book.groups)))
+    decoder.cache.plan(StepBatch((StepRow(0, 1, StorageKind.PAGED, (0,) * 9, 0, fresh, (0, 0), True),)))
+    for layer in range(len(LAYOUT)):
+        decoder.cache.attend(layer, torch.ones(9, 4, DIM), torch.ones(9, 2, DIM), torch.ones(9, 2, DIM))
+    decoder.book.drop(32)
+    keys, values = planes(decoder.cache, "k"), planes(decoder.cache, "v")
+    decoder.cache.shift(decoder.book.state, decoder.inverse_frequencies)
+    assert equal(planes(decoder.cache, "v"), values)
+    for layer, before, after in zip(decoder.cache._layers, keys, planes(decoder.cache, "k"), strict=True):
+        table = decoder.book.state.tables[decoder.cache._group_of[layer]]
+        changed = {row for row in range(len(before)) if not torch.equal(before[row], after[row])}
+        live = range(table.live_start, CONTEXT)
+        assert changed == {table.block_ids[p // 16] * 16 + p % 16 for p in live}
+
+
+def test_a_second_call_changes_nothing():
+    decoder = decoder_of()
+    decoder.step(CONTEXT)
+    decoder.shift(32)
+    before = planes(decoder.cache)
+    decoder.cache.shift(decoder.book.state, decoder.inverse_frequencies)
+    assert equal(planes(decoder.cache), before)
+
+
+def test_a_shift_ends_what_can_be_taken_back():
+    decoder = decoder_of()
+    with decoder.cache.decode_lookahead():
+        decoder.step(CONTEXT - 1)
+        decoder.step(1)
+        decoder.shift(32)
+        with pytest.raises(InvalidArgument, match="0 can be taken back"):
+            decoder.cache.rewind([1])
+
+
+def test_a_step_that_does_not_know_of_the_shift_is_an_error():
+    decoder = decoder_of()
+    decoder.step(CONTEXT)
+    decoder.shift(32)
+    with pytest.raises(AssertionError, match="rotated by 32"):
+        decoder.cache.plan(StepBatch((replace(decoder.book.row([0]), rope_offset=0),)))
+
+
+@pytest.mark.parametrize("codec", ["q8_0", "q4_0", "turbo4"])
+def test_keys_in_a_codec_that_cannot_be_rotated_are_refused_before_anything_is_touched(codec):
+    decoder = decoder_of(codecs=(codec, "f16"))
+    decoder.step(CONTEXT)
+    decoder.book.drop(32)
+    before = planes(decoder.cache)
+    with pytest.raises(InvalidRequest, match=f"{codec} for k cannot be shifted; choose one of bf16, f16, f32"):
+        decoder.cache.shift(decoder.book.state, decoder.inverse_frequencies)
+    assert equal(planes(decoder.cache), before)
+    assert decoder.cache._tables[1].rope_offset == 0
+
+
+def wrongs():
+    def dense(state):
+        state.storage = StorageKind.DENSE
+
+    def gap(state):
+        state.tables[0].live_start += 1
+
+    def too_far(state):
+        state.rope_offset = 97
+
+    def back(state):
+        state.rope_offset = -1
+
+    def lost_block(state):
+        state.tables[0].block_ids[4] = None
+
+    def short_window(state):
+        state.tables[1].live_start = 82
+
+    def other_tenant(state):
+        state.handle = SequenceHandle(1, 4)
+
+    return [dense, gap, too_far, back, lost_block, short_window, other_tenant]
+
+
+@pytest.mark.parametrize("spoil", wrongs(), ids=lambda f: f.__name__)
+def test_a_sequence_that_cannot_be_shifted_so_is_refused_before_anything_is_touched(spoil):
+    decoder = decoder_of()
+    decoder.step(CONTEXT)
+    decoder.book.drop(32)
+    spoil(decoder.book.state)
+    before = planes(decoder.cache)
+    with pytest.raises(InvalidArgument):
+        decoder.cache.shift(decoder.book.state, decoder.inverse_frequencies)
+    assert equal(planes(decoder.cache), before)
+    assert decoder.cache._tables[1].rope_offset == 0
+
+
+def test_frequencies_for_more_than_a_head_has_are_refused_before_anything_is_touched():
+    decoder = decoder_of()
+    decoder.step(CONTEXT)
+    decoder.book.drop(32)
+    before = planes(decoder.cache)
+    for wrong in (torch.ones(DIM // 2 + 1), torch.ones(1, 2)):
+        with pytest.raises(InvalidArgument, match="layer 3"):
+            decoder.cache.shift(decoder.book.state, lambda layer, wrong=wrong: wrong if layer == 3 else WHOLE_HEAD)
+    assert equal(planes(decoder.cache), before)
+
+
+def test_another_keep_than_at_the_last_shift_is_refused():
+    decoder = decoder_of()
+    decoder.step(CONTEXT)
+    decoder.shift(32)
+    decoder.book.state.keep = 5
+    with pytest.raises(InvalidArgument, match="keeps 5 tokens and kept 4"):
+        decoder.cache.shift(decoder.book.state, decoder.inverse_frequencies)
