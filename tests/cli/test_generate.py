@@ -166,7 +166,7 @@ def test_storage_and_block_size_change_nothing_but_the_route(answer, storage, bl
 
 
 @pytest.mark.parametrize("weights", ["auto", "full", "int4", "int8"])
-@pytest.mark.parametrize("kv_dtype", ["auto", "f32", "k=f16,v=bf16"])
+@pytest.mark.parametrize("kv_dtype", ["auto", "f32", "k=f16,v=bf16", "q8_0", "k=q8_0,v=turbo4"])
 def test_weights_and_kv_dtypes_give_an_answer_and_are_named(octavo, gguf, weights, kv_dtype):
     done = octavo(
         *("generate", "-m", gguf, "-p", "The harbour", *RAW, "--dtype", "bfloat16"),
