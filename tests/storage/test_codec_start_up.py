@@ -8,11 +8,14 @@ import pytest
 
 from octavo.cache.spec import LayerSpec
 from octavo.config import EngineConfig
-from octavo.engine.loaded_model import plan_model
+from octavo.engine.core import EngineCore
+from octavo.engine.loaded_model import load_model, plan_model
 from octavo.errors import InvalidRequest
+from octavo.llm import LLM
+from octavo.sampling_params import SamplingParams
 from octavo.storage.codecs import CODECS, check_heads, warn_of_losses
 from octavo.storage.codecs.known_losses import KNOWN_LOSSES
-from tests.tiny_models import save_hf
+from tests.tiny_models import save_hf, save_tokenizer
 
 
 def full(k_dim, v_dim):
@@ -73,3 +76,22 @@ def test_what_is_said_to_survive_is_not_warned_about(caplog):
         with caplog.at_level(logging.WARNING, logger="octavo"):
             warn_of_losses(pair(k, v), model_type)
     assert caplog.records == []
+
+
+@pytest.mark.parametrize("storage", ["dense", "paged"])
+@pytest.mark.parametrize("choice", ["q8_0", "k=q8_0,v=q4_0", "turbo4", "k=f16,v=q8_0"])
+@pytest.mark.parametrize("head_dim", [32, 80])
+def test_an_engine_takes_the_kv_memory_that_its_ledger_says(tmp_path, choice, storage, head_dim):
+    save_hf(tmp_path, "gemma3", head_dim=head_dim)
+    save_tokenizer(tmp_path)
+    config = EngineConfig(
+        kv_dtype=choice, storage=storage, max_num_seqs=2, max_context=100, device="cpu", dtype="bfloat16", threads=1
+    )
+    core = EngineCore(load_model(plan_model(tmp_path, config), config), config)
+    stores = [rows for layer in core.runner.cache._layers.values() for rows in (layer.blocks, layer.ring) if rows]
+    planes = [plane for rows in stores for store in (rows.k, rows.v) for plane in store.planes().values()]
+    assert core.ledger.kv_bytes == sum(plane.nbytes for plane in planes)
+    k, v = core.loaded.plan.codecs
+    for group in core.ledger.groups:
+        assert group.bytes_per_token == group.num_layers * 2 * (k.bytes_per_row(head_dim) + v.bytes_per_row(head_dim))
+    assert len(LLM.over(core).generate("The harbour", SamplingParams(max_tokens=4, ignore_eos=True))[0].outputs) == 1
