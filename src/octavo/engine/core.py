@@ -142,7 +142,7 @@ class EngineCore:
         if most < limit:
             return CapacityError(
                 f"the prompt has {num_prompt} tokens; the K/V memory holds {most} of one sequence, one of them for "
-                f"output: shorten it to at most {most - 1}, or give the K/V cache more blocks"
+                f"output: shorten it to at most {most - 1}, or raise the kv budget"
             )
         model = self.loaded.plan.config.max_position_embeddings
         remedy = f" or raise the max context (this model takes {model})" if limit < model else ""
@@ -167,7 +167,8 @@ class EngineCore:
             start.check_model(self.identity)
             self.runner.cache.check(start)
             start.check_prefix_of(request.prompt_token_ids)
-        state = RequestState(request, limit, num_computed_tokens=0 if start is None else start.num_tokens)
+        brought = 0 if start is None else start.num_tokens
+        state = RequestState(request, limit, num_computed_tokens=brought, num_imported_tokens=brought)
         tokenizer = self.loaded.tokenizer
         output = OutputProcessor(
             tokenizer.detokenizer(),
@@ -227,7 +228,7 @@ class EngineCore:
             live.started = now if live.started is None else live.started
             live.handle = SequenceHandle(row.slot, row.generation)
             if live.start is not None:
-                if row.start:  # 0 where it was made to begin anew
+                if row.start and state.num_imported_tokens:  # else it was made to begin anew
                     self.runner.cache.import_(live.start, self.pool.sequence(live.handle))
                 live.start = None
         logits = self.runner.execute(step.batch)
