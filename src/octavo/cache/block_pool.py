@@ -10,13 +10,15 @@ from octavo.cache.refusals import BlocksExhausted, InvalidArgument
 from octavo.config import BLOCK_SIZES
 
 MAX_BLOCKS = 2**31 - 1  # block ids travel to the device as int32; offsets made from them are 64-bit
+_CACHED, _WATCHED = 1, 2
 
 
 class BlockPool:
     """Reference-counted block ids `0 … num_blocks - 1`, lowest free id first.
 
     Transactional: a call does all it was asked, or raises a refusal and changes nothing. A block is free when its
-    count is 0, else live. Used by one thread.
+    count is 0. The prefix cache holds at most one of a block's references, told apart by a mark: a block with no other
+    is cached (it can be taken back by evicting it), every other block that is not free is live. Used by one thread.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -33,24 +35,51 @@ class BlockPool:
         self.block_size = block_size
         self._free = IndexSet(num_blocks)
         self._refcounts = [0] * num_blocks
-        self._num_live = 0
+        self._marks = bytearray(num_blocks)  # _CACHED where the prefix cache holds a reference, _WATCHED likewise
+        self._num_cached = 0
+        self._woken: list[int] = []
 
     @property
     def num_free(self) -> int:
         return len(self._free)
 
     @property
+    def num_cached(self) -> int:
+        """Blocks whose only reference is the prefix cache's."""
+        return self._num_cached
+
+    @property
     def num_live(self) -> int:
-        return self._num_live
+        return self.num_blocks - len(self._free) - self._num_cached
 
     def refcount(self, block_id: int) -> int:
         """References to `block_id`, 0 if it is free. Raises `InvalidArgument` for an id out of range."""
         self._check_ids((block_id,))
         return self._refcounts[block_id]
 
-    def longest_run(self) -> int:
-        """Blocks in the longest contiguous free run."""
-        return self._free.longest_run()
+    def is_cached(self, block_id: int) -> bool:
+        """True if the prefix cache holds a reference to the block, alone or with others."""
+        return self._marks[block_id] != 0
+
+    def is_idle(self, block_id: int) -> bool:
+        """True if the prefix cache alone holds the block."""
+        return self._marks[block_id] != 0 and self._refcounts[block_id] == 1
+
+    def is_private(self, block_id: int) -> bool:
+        """True if the block has exactly one reference."""
+        return self._refcounts[block_id] == 1
+
+    def is_shared(self, block_id: int) -> bool:
+        """True if more than one holder other than the prefix cache has a reference."""
+        return self._refcounts[block_id] > (2 if self._marks[block_id] else 1)
+
+    def longest_run(self, with_cached: bool = False) -> int:
+        """Blocks in the longest contiguous run of free blocks, or of free and cached ones. Reads every block."""
+        if not with_cached or not self._num_cached:
+            return self._free.longest_run()
+        counts, marks = self._refcounts, self._marks
+        takeable = (i for i, count in enumerate(counts) if not count or (count == 1 and marks[i]))
+        return IndexSet.of(self.num_blocks, takeable).longest_run()
 
     def allocate(self, n: int) -> tuple[int, ...]:
         """Take the `n` lowest free blocks, each with one reference, ascending.
@@ -67,7 +96,6 @@ class BlockPool:
         block_ids = tuple([pop() for _ in range(n)])
         for block_id in block_ids:
             refcounts[block_id] = 1
-        self._num_live += n
         return block_ids
 
     def allocate_run(self, n: int) -> tuple[int, ...]:
@@ -86,7 +114,6 @@ class BlockPool:
             )
         self._free.remove_run(start, n)
         self._refcounts[start : start + n] = [1] * n
-        self._num_live += n
         return tuple(range(start, start + n))
 
     def retain(self, block_ids: Sequence[int]) -> None:
@@ -96,23 +123,28 @@ class BlockPool:
         for block_id in block_ids:
             if not refcounts[block_id]:
                 raise InvalidArgument(f"block {block_id} is free and cannot be retained; allocate it first")
+        marks = self._marks
         for block_id in block_ids:
+            if refcounts[block_id] == 1 and marks[block_id]:
+                self._num_cached -= 1
             refcounts[block_id] += 1
 
     def release(self, block_ids: Sequence[int]) -> tuple[int, ...]:
         """Drop one reference per mention, last mention first; returns the blocks that became free, in that order.
 
-        Raises `InvalidArgument` if one of them is out of range or has fewer references than mentions.
+        Raises `InvalidArgument` if one of them is out of range or has fewer references than mentions, the prefix
+        cache's own not counted.
         """
         self._check_ids(block_ids)
-        refcounts = self._refcounts
+        refcounts, marks = self._refcounts, self._marks
         mentions: Mapping[int, int] = dict.fromkeys(block_ids, 1)
         if len(mentions) != len(block_ids):
             mentions = Counter(block_ids)
         for block_id, times in mentions.items():
-            if refcounts[block_id] < times:
+            if refcounts[block_id] < (times + 1 if marks[block_id] else times):
                 raise InvalidArgument(
-                    f"block {block_id} has {refcounts[block_id]} references and cannot be released {times} times"
+                    f"block {block_id} has {refcounts[block_id]} references, {int(marks[block_id] != 0)} of them the "
+                    f"prefix cache's, and cannot be released {times} times"
                 )
         freed = []
         for block_id in reversed(block_ids):
@@ -120,13 +152,51 @@ class BlockPool:
             refcounts[block_id] = count
             if not count:
                 freed.append(block_id)
+            elif count == 1 and marks[block_id]:
+                self._num_cached += 1
+                if marks[block_id] == _WATCHED:
+                    marks[block_id] = _CACHED
+                    self._woken.append(block_id)
         self._free.add(freed)
-        self._num_live -= len(freed)
         return tuple(freed)
 
+    def cache(self, block_ids: Sequence[int]) -> None:
+        """Add the prefix cache's reference to blocks that others hold now. Raises `InvalidArgument` if it has one."""
+        self._check_ids(block_ids)
+        for block_id in block_ids:
+            if not self._refcounts[block_id] or self._marks[block_id]:
+                raise InvalidArgument(f"block {block_id} is free or in the prefix cache already; it cannot enter it")
+        for block_id in block_ids:
+            self._refcounts[block_id] += 1
+            self._marks[block_id] = _CACHED
+
+    def uncache(self, block_id: int) -> bool:
+        """Drop the prefix cache's reference; True if that freed the block. Raises `InvalidArgument` if it has none."""
+        self._check_ids((block_id,))
+        if not self._marks[block_id]:
+            raise InvalidArgument(f"block {block_id} is not in the prefix cache and cannot leave it")
+        self._marks[block_id] = 0
+        self._refcounts[block_id] -= 1
+        if self._refcounts[block_id]:
+            return False
+        self._num_cached -= 1
+        self._free.add((block_id,))
+        return True
+
+    def watch(self, block_id: int) -> None:
+        """Have `take_woken` report the block once the prefix cache alone holds it."""
+        self._marks[block_id] = _WATCHED
+
+    def take_woken(self) -> list[int]:
+        """Watched blocks whose last other holder has left since the previous call; each is watched no more."""
+        woken, self._woken = self._woken, []
+        return woken
+
     def check_integrity(self) -> None:
-        """Assert `free + live == total` and that counts and free set agree. Reads every block."""
-        assert self.num_free + self.num_live == self.num_blocks, "free and live blocks do not add up to the pool"
+        """Assert that counts, marks and free set agree, so `free + live + cached == total`. Reads every block."""
+        idle = sum(1 for count, mark in zip(self._refcounts, self._marks, strict=True) if mark and count == 1)
+        assert idle == self._num_cached, "cached blocks are miscounted"
+        assert not any(m and not c for c, m in zip(self._refcounts, self._marks, strict=True)), "a free block is cached"
         self._free.check_integrity()
         assert self._refcounts.count(0) == self.num_free, "the free set and the reference counts disagree"
         assert all(count >= 0 for count in self._refcounts), "a reference count is negative"

@@ -1,34 +1,26 @@
-"""Slots, handles and block tables of all live sequences, over one `BlockPool` per group. Torch-free.
+"""How sequences begin with, share, leave and take over each other's blocks. Torch-free.
 
-Owns every decision about which block holds which token; owns no memory, and no queue of those who wait.
+Owns those decisions; owns no memory, and no queue of those who wait.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from octavo.cache.block_pool import BlockPool
-from octavo.cache.index_set import IndexSet
-from octavo.cache.refusals import (
-    BlocksExhausted,
-    DuplicateSequence,
-    InvalidArgument,
-    SlotsExhausted,
-    StaleHandle,
-)
-from octavo.cache.sequence import GroupTable, SequenceHandle, SequenceState
+from octavo.cache.admission_pool import AdmissionPool
+from octavo.cache.parked import ParkedSequence
+from octavo.cache.prefix_types import PrefixHit, PrefixOptions, Snapshot, encode_tokens
+from octavo.cache.refusals import BlocksExhausted, InvalidArgument, StaleHandle
+from octavo.cache.sequence import GroupTable, PendingCopy, SequenceHandle, SequenceState
 from octavo.cache.spec import CacheGroup
-from octavo.step_batch import FreshBlocks, StorageKind
+from octavo.step_batch import BlockCopy, StorageKind
 
 
-class CachePool:
-    """Sequences in `max_seqs` slots, lowest free slot first.
+class CachePool(AdmissionPool):
+    """An `AdmissionPool` whose sequences share what they have in common.
 
-    Transactional like `BlockPool`, over all groups at once: a refused call leaves everything as it was. `append`
-    counts tokens as written before the forward pass writes them; `rollback_append` takes that back if it fails.
-    A dense sequence takes a contiguous run for its whole `max_tokens` in every unbounded group at allocation, and
-    nothing in bounded groups (storage keeps a ring per slot); a paged one takes blocks as it grows, in every group
-    but recurrent ones. Used by one thread.
+    A borrowed block is never written: `append` replaces it first and names the copy to make. Whatever the prefix
+    cache alone holds counts as available, for it is evicted on demand. Used by one thread.
     """
 
     def __init__(
@@ -38,300 +30,333 @@ class CachePool:
         num_blocks: Sequence[int],
         max_seqs: int,
         max_append_tokens: int | None = None,
+        prefix: PrefixOptions | None = None,
     ) -> None:
-        """`num_blocks` is per group. `max_append_tokens` bounds one append (None: no bound); it bounds in turn what
-        a paged sequence can hold of a sliding window, and so what admission must set aside.
+        """As `SequencePool`."""
+        super().__init__(groups, block_size, num_blocks, max_seqs, max_append_tokens, prefix)
+        self._parked: dict[int, ParkedSequence] = {}
+        self._num_parked = 0  # ever
 
-        Raises `InvalidArgument` if an argument is out of range.
-        """
-        if not groups or len(groups) != len(num_blocks):
-            raise InvalidArgument(f"{len(groups)} groups are given {len(num_blocks)} block counts; give one each")
-        if max_seqs < 1:
-            raise InvalidArgument(f"max_seqs is {max_seqs}; it must be at least 1")
-        if max_append_tokens is not None and max_append_tokens < 1:
-            raise InvalidArgument(f"max_append_tokens is {max_append_tokens}; it must be at least 1")
-        self.groups = tuple(groups)
-        self.block_size = block_size
-        self.max_seqs = max_seqs
-        self.max_append_tokens = max_append_tokens
-        self.pools = tuple(BlockPool(n, block_size) for n in num_blocks)
-        self._paged_groups = [i for i, group in enumerate(self.groups) if group.takes_blocks(StorageKind.PAGED)]
-        self._free_slots = IndexSet(max_seqs)
-        self._generations = [0] * max_seqs
-        self._slots: list[SequenceState | None] = [None] * max_seqs
-        self._seq_ids: set[str] = set()
+    # -- room to share -----------------------------------------------------------------------------------
 
-    # -- what there is ------------------------------------------------------------------------------------------
+    def can_adopt(self, parked: ParkedSequence, max_tokens: int | None = None) -> bool:
+        """As `can_allocate`, for `adopt`. Raises `StaleHandle`."""
+        self._check_parked(parked)
+        needed = self._blocks_to_clone(parked, max_tokens or parked.max_tokens)
+        return len(self._free_slots) > 0 and self._fit(parked.storage, needed)
 
-    @property
-    def num_seqs(self) -> int:
-        return len(self._seq_ids)
+    def can_fork(self, handle: SequenceHandle) -> bool:
+        """As `can_allocate`, for `fork`. Raises `StaleHandle`."""
+        state = self.sequence(handle)
+        needed = list(self._blocks_to_clone(self._view(state), state.max_tokens))
+        for g in self._paged_groups:  # from then on the parent too may have to replace its tail
+            tail = state.tail_block(g, self.block_size)
+            needed[g] += tail is not None and not self._shares_tail(state, g)
+        return len(self._free_slots) > 0 and self._fit(state.storage, tuple(needed))
 
-    @property
-    def num_free_slots(self) -> int:
-        return len(self._free_slots)
+    # -- beginning ----------------------------------------------------------------------------------------------
 
-    @property
-    def num_free_blocks(self) -> tuple[int, ...]:
-        """Free blocks per group."""
-        return tuple([pool.num_free for pool in self.pools])
-
-    def longest_runs(self) -> tuple[int, ...]:
-        """Blocks in the longest contiguous free run, per group. Reads every block."""
-        return tuple([pool.longest_run() for pool in self.pools])
-
-    def sequence(self, handle: SequenceHandle) -> SequenceState:
-        """The live state behind `handle`; the caller only reads it. Raises `StaleHandle`."""
-        slot = handle.slot
-        state = self._slots[slot] if 0 <= slot < self.max_seqs else None
-        if state is None or state.handle != handle:
-            raise StaleHandle(f"slot {slot}, generation {handle.generation} is no longer live; allocate a new sequence")
-        return state
-
-    def written(self, handle: SequenceHandle) -> int:
-        return self.sequence(handle).written
-
-    def live_start(self, handle: SequenceHandle) -> tuple[int, ...]:
-        """Per group, the first position still visible after the kept ones."""
-        return tuple([table.live_start for table in self.sequence(handle).tables])
-
-    def table(self, handle: SequenceHandle, group: int) -> tuple[int | None, ...]:
-        """Block ids of `group` by absolute block, None where a front trim freed one; spare blocks included."""
-        return tuple(self.sequence(handle).tables[group].block_ids)
-
-    # -- admission arithmetic -----------------------------------------------------------------------------------
-
-    def blocks_needed(self, tokens: int, storage: StorageKind, keep: int = 0) -> tuple[int, ...]:
-        """Per group, the most blocks that a sequence growing to `tokens` tokens ever holds at once."""
-        return tuple(
-            [g.max_blocks(storage, tokens, self.block_size, self.max_append_tokens, keep) for g in self.groups]
-        )
-
-    def fits_ever(self, tokens: int, storage: StorageKind) -> bool:
-        """True if a sequence of `tokens` tokens fits the pool when nothing else is in it."""
-        needed = self.blocks_needed(tokens, storage)
-        return all(n <= pool.num_blocks for n, pool in zip(needed, self.pools, strict=True))
-
-    def largest_fit(self, storage: StorageKind) -> int | None:
-        """Most tokens that one sequence can ever have here; None if no group limits its length."""
-        limits = [
-            pool.num_blocks * self.block_size
-            for group, pool in zip(self.groups, self.pools, strict=True)
-            if group.takes_blocks(storage) and not self._window_always_fits(group, pool, storage)
-        ]
-        return min(limits, default=None)
-
-    def available_blocks(self) -> tuple[int, ...]:
-        """Per group, free blocks less those that live sequences may still take up to their `max_tokens`."""
-        available = [pool.num_free for pool in self.pools]
-        for state in self._slots:
-            if state is not None and state.storage is StorageKind.PAGED:
-                for i, needed in enumerate(self.blocks_needed(state.max_tokens, state.storage, state.keep)):
-                    available[i] -= max(0, needed - state.tables[i].num_held)
-        return tuple(available)
-
-    def can_allocate(self, storage: StorageKind, max_tokens: int) -> bool:
-        """True if a slot is free and a new sequence can grow to `max_tokens` without taking what others may claim."""
-        needed = self.blocks_needed(max_tokens, storage)
-        rooms = [self.available_blocks()] + ([self.longest_runs()] if storage is StorageKind.DENSE else [])
-        return len(self._free_slots) > 0 and all(
-            n <= room for per_group in rooms for n, room in zip(needed, per_group, strict=True)
-        )
-
-    # -- life of a sequence -------------------------------------------------------------------------------------
-
-    def allocate(self, seq_id: str, storage: StorageKind, max_tokens: int, keep: int = 0) -> SequenceHandle:
+    def allocate(
+        self, seq_id: str, storage: StorageKind, max_tokens: int, keep: int = 0, prefix: PrefixHit | None = None
+    ) -> SequenceHandle:
         """Give `seq_id` a slot, and a dense sequence its runs. `keep` tokens at the front will outlive front trims.
 
-        Raises `DuplicateSequence`, `SlotsExhausted`, `BlocksExhausted` (dense) or `InvalidArgument`.
+        With `prefix`, what the prefix cache had for it, the sequence begins with `prefix.num_tokens` written: paged
+        in the cached blocks themselves, dense in copies of them. It may then also `donate`. Raises
+        `DuplicateSequence`, `SlotsExhausted`, `BlocksExhausted` (dense) or `InvalidArgument`, also for a prefix of
+        which something was evicted since.
         """
         if max_tokens < 1 or not 0 <= keep <= max_tokens:
             raise InvalidArgument(f"max_tokens is {max_tokens} and keep {keep}; 0 <= keep <= max_tokens must hold")
-        if seq_id in self._seq_ids:
-            raise DuplicateSequence(f"sequence {seq_id!r} is live already; release it first")
-        if not self._free_slots:
-            raise SlotsExhausted(f"all {self.max_seqs} sequence slots are taken; wait for one or raise max_num_seqs")
-        tables = self._dense_tables(max_tokens, keep) if storage is StorageKind.DENSE else self._empty_tables(keep)
-        slot = self._free_slots.pop_lowest()
-        handle = self._next_handle(slot)
-        self._slots[slot] = SequenceState(seq_id, handle, storage, max_tokens, keep, tables)
-        self._seq_ids.add(seq_id)
-        return handle
-
-    def append(self, handle: SequenceHandle, n: int) -> tuple[FreshBlocks, ...]:
-        """Count `n` more tokens as written; returns the blocks that the planner has not been told of.
-
-        Raises `StaleHandle`, `BlocksExhausted`, or `InvalidArgument` beyond `max_tokens` or `max_append_tokens`.
-        """
-        state = self.sequence(handle)
-        stop = self._grow(state, n)
-        state.written = stop
-        return self._announce(state)
-
-    def rollback_append(self, handle: SequenceHandle, n: int) -> None:
-        """Take back the last `n` appended tokens. Their blocks stay with the sequence: a retry gets the same rows.
-
-        Raises `StaleHandle`, or `InvalidArgument` if what the rewound sequence needs was trimmed since.
-        """
-        state = self.sequence(handle)
-        state.rewind(self.groups, self._checked_rewind(state, n), self.block_size)
-
-    def reserve(self, handle: SequenceHandle, n: int) -> None:
-        """Take the blocks for `n` more tokens without counting these as written. Raises as `append` does."""
-        self._grow(self.sequence(handle), n)
-
-    def trim_tail(self, handle: SequenceHandle, n: int) -> None:
-        """Drop the last `n` tokens and every block past the new end, spare ones too; a dense run stays whole.
-
-        Raises `StaleHandle`, or `InvalidArgument` if what the rewound sequence needs was trimmed since.
-        """
-        state = self.sequence(handle)
-        written = self._checked_rewind(state, n)
-        state.rewind(self.groups, written, self.block_size)
-        if state.storage is StorageKind.PAGED:
-            num_blocks = -(-written // self.block_size)
-            for table, pool in zip(state.tables, self.pools, strict=True):
-                pool.release(table.ids(num_blocks, len(table.block_ids)))
-                del table.block_ids[num_blocks:]
-
-    def trim_front(self, handle: SequenceHandle, group: int, live_start: int) -> tuple[int, ...]:
-        """Move a paged window's first visible position up to `live_start`; returns the block ids this freed.
-
-        Whole blocks left of it go, except those that hold the sequence's `keep` front tokens. Raises `StaleHandle`,
-        or `InvalidArgument` if the group keeps no window in blocks, or `live_start` would move back or past what the
-        next token needs.
-        """
-        state = self.sequence(handle)
-        if not 0 <= group < len(self.groups):
-            raise InvalidArgument(f"group is {group}; the pool has groups 0 to {len(self.groups) - 1}")
-        spec, table = self.groups[group].spec, state.tables[group]
-        if spec.window is None or state.storage is not StorageKind.PAGED:
-            raise InvalidArgument(f"group {group} ({spec.kind}, {state.storage.value}) keeps no window in blocks")
-        needed = spec.first_visible(state.written)
-        target = max(state.keep, live_start)
-        if not table.live_start <= target <= max(state.keep, needed):
-            raise InvalidArgument(
-                f"live_start {live_start} is outside [{table.live_start}, {needed}]: "
-                "it never moves back, nor past what the next token needs"
-            )
-        table.live_start = target
-        stop = max(table.hole_stop, target // self.block_size)
-        dropped = table.ids(table.hole_stop, stop)
-        table.block_ids[table.hole_stop : stop] = [None] * (stop - table.hole_stop)
-        table.hole_stop = stop
-        return self.pools[group].release(dropped)
-
-    def release(self, handle: SequenceHandle) -> None:
-        """End the sequence: all its blocks and its slot are free at once. Raises `StaleHandle`."""
-        state = self.sequence(handle)
-        self._release_blocks(state)
-        self._slots[handle.slot] = None
-        self._free_slots.add((handle.slot,))
-        self._seq_ids.remove(state.seq_id)
-
-    def reset(self, handle: SequenceHandle) -> SequenceHandle:
-        """Empty the sequence in place, under a new generation; a dense one keeps its run. Raises `StaleHandle`."""
-        state = self.sequence(handle)
-        if state.storage is StorageKind.PAGED:
-            self._release_blocks(state)
-            state.tables = self._empty_tables(state.keep)
-        for table in state.tables:
-            table.num_announced = 0
-        state.written = state.rope_offset = 0
-        state.handle = self._next_handle(handle.slot)
+        self._check_opening(seq_id)
+        tables = self._empty_tables(keep)
+        copies: list[PendingCopy] = []
+        if prefix is not None:
+            self._check_hit(prefix, storage, max_tokens, keep)
+            tables = self._borrowed_tables(prefix)
+        if storage is StorageKind.PAGED:
+            self._retain(tables)
+        else:
+            tables, copies = self._dense_tables(max_tokens, keep, tables, prefix.num_tokens if prefix else 0)
+        state = self._open(seq_id, storage, max_tokens, keep, tables)
+        state.copies = copies
+        if prefix is not None:
+            state.written = state.adopted = prefix.num_tokens
+            state.domain = prefix.domain
+            self.prefix.use(prefix)
         return state.handle
 
+    def fork(self, handle: SequenceHandle, seq_id: str) -> SequenceHandle:
+        """A second sequence with all that the first has written, sharing its blocks, the unfilled one too.
+
+        Raises as `adopt`.
+        """
+        state = self.sequence(handle)
+        self._check_made(state)
+        self._check_no_slot_state(state.storage, None)
+        return self._clone(self._view(state), seq_id, state.max_tokens)
+
+    # -- parking ------------------------------------------------------------------------------------------------
+
+    def detach(self, handle: SequenceHandle, snapshot: Snapshot | None = None) -> ParkedSequence:
+        """Take a sequence out of its slot and keep its blocks, spare ones excepted.
+
+        Raises `StaleHandle`, or `InvalidArgument` while copies for it are unmade, or if storage keeps something of it
+        outside of blocks and no `snapshot` of that is given.
+        """
+        state = self.sequence(handle)
+        self._check_made(state)
+        self._check_no_slot_state(state.storage, snapshot)
+        self._end_copies(state.copies)
+        parked = self._park(ParkedSequence.of(self._num_parked, state, self._num_written_blocks(state), snapshot))
+        if state.storage is StorageKind.PAGED:
+            for table, pool in zip(state.tables, self.pools, strict=True):
+                pool.release(table.ids(self._num_written_blocks(state), len(table.block_ids)))
+        self._close(state)
+        return parked
+
+    def pin(self, hit: PrefixHit) -> ParkedSequence:
+        """Keep a cached prefix from being evicted until it is dropped; it can be adopted like any parked sequence.
+
+        Raises `InvalidArgument` for a hit of nothing, a dense or a stale one, `BlocksExhausted` if running sequences
+        may need its blocks.
+        """
+        if not hit.num_tokens or hit.storage is not StorageKind.PAGED:
+            raise InvalidArgument(f"a {hit.storage.value} hit of {hit.num_tokens} tokens cannot be pinned")
+        self._check_hit(hit, hit.storage, hit.num_tokens, hit.keep)
+        idle = [
+            sum(1 for i in ids if i is not None and p.is_idle(i)) for ids, p in zip(hit.blocks, self.pools, strict=True)
+        ]
+        if not self._fit(hit.storage, tuple(idle)):
+            raise BlocksExhausted(
+                f"{idle} blocks would be pinned and {list(self.available_blocks())} are available; "
+                "wait for a sequence to end or give the pool more blocks"
+            )
+        tables = self._borrowed_tables(hit)
+        self._retain(tables)
+        n, at = self._num_parked, hit.num_tokens
+        return self._park(ParkedSequence(n, hit.storage, at, hit.keep, at, 0, tables, hit.domain, None, hit.snapshot))
+
+    def adopt(self, parked: ParkedSequence, seq_id: str, max_tokens: int | None = None) -> SequenceHandle:
+        """A new sequence with all that `parked` has; that stays as it is and can be adopted again.
+
+        Paged ones share its blocks, dense ones begin with copies. Raises `StaleHandle`, `DuplicateSequence`,
+        `SlotsExhausted`, `BlocksExhausted` (dense) or `InvalidArgument`.
+        """
+        self._check_parked(parked)
+        return self._clone(parked, seq_id, max_tokens or parked.max_tokens)
+
+    def unpark(self, parked: ParkedSequence, seq_id: str) -> SequenceHandle:
+        """The sequence itself again, in the blocks it has, dense ones too; `parked` is gone. Raises as `adopt`."""
+        self._check_parked(parked)
+        self._check_opening(seq_id)
+        del self._parked[parked.key]
+        return self._begin_from(parked, seq_id, parked.max_tokens, tuple([table.copy() for table in parked.tables]))
+
+    def drop(self, parked: ParkedSequence) -> None:
+        """Give up a parked sequence's blocks. Raises `StaleHandle`."""
+        self._check_parked(parked)
+        del self._parked[parked.key]
+        self._release_tables(parked.tables)
+        self.prefix.enforce_limit()
+
+    # -- giving to the prefix cache, and giving up ---------------------------------------------------------------
+
+    def donate(self, handle: SequenceHandle, tokens: Callable[[int, int], Sequence[int]], written: int) -> None:
+        """Offer the sequence's whole blocks to the prefix cache, which shares them from now on.
+
+        `tokens(start, stop)` tells the ids at these positions and is asked only for what the cache has not got.
+        `written` counts the tokens that storage is known to hold. Does nothing for a sequence that began without a
+        prefix lookup, and after a context shift. Raises `StaleHandle`, or `InvalidArgument` if `written` exceeds what
+        was appended.
+        """
+        state = self.sequence(handle)
+        if not 0 <= written <= state.written:
+            raise InvalidArgument(f"{written} tokens are offered as written; the sequence has {state.written}")
+        if state.domain is None:
+            return
+        stop = written // self.block_size
+        if state.cursor is not None and state.cursor.stop >= stop:
+            return
+        state.cursor = self.prefix.resume(state.cursor)
+        start = state.cursor.stop if state.cursor is not None else 0
+        ids = [table.block_ids[start:stop] or [None] * (stop - start) for table in state.tables]
+        if stop > start and any(block_id is not None for group_ids in ids for block_id in group_ids):
+            run = encode_tokens(tokens(start * self.block_size, stop * self.block_size))
+            state.cursor = self.prefix.insert(state.domain, state.cursor, run, ids)
+
+    def shift(self, handle: SequenceHandle, drop_tokens: int) -> tuple[tuple[int, ...], ...]:
+        """Forget the `drop_tokens` oldest tokens after the kept ones, in every group; returns the freed ids of each.
+
+        Rotary positions of what remains fall by as much, so storage re-rotates every key it still holds; blocks of
+        these that others share are replaced, and `copies` of the next append says by what. The sequence leaves the
+        prefix cache. Raises `StaleHandle`, `BlocksExhausted`, or `InvalidArgument` for a dense sequence, recurrent
+        state, a `keep` or number of tokens that is no multiple of the block size, or more than are there.
+        """
+        state = self.sequence(handle)
+        start = self._checked_shift(state, drop_tokens)
+        tables = state.tables
+        firsts = [max(table.hole_stop, max(table.live_start, start) // self.block_size) for table in tables]
+        shared = [
+            [b for b, block_id in enumerate(table.ids(first, len(table.block_ids)), first) if pool.is_shared(block_id)]
+            for first, table, pool in zip(firsts, tables, self.pools, strict=True)
+        ]
+        wanted = tuple(map(len, shared))
+        if any(wanted) and not self._fit(state.storage, wanted):
+            raise BlocksExhausted(
+                f"the context shift of sequence {state.seq_id!r} has to replace {wanted} shared blocks and "
+                f"{self.available_blocks()} are available; wait for a sequence to end"
+            )
+        taken = self._supply.take(state.seq_id, wanted)
+        for g, (table, first, pool) in enumerate(zip(tables, firsts, self.pools, strict=True)):
+            for index, target in zip(shared[g], taken[g], strict=True):
+                self._replace(state, g, index, target)
+                table.num_announced = min(table.num_announced, index)
+            for block_id in table.ids(first, len(table.block_ids)):
+                if pool.is_cached(block_id):
+                    self.prefix.forget(g, block_id)
+        state.rope_offset += drop_tokens
+        state.cursor = state.domain = None
+        return tuple([self._drop_front(state, g, max(t.live_start, start)) for g, t in enumerate(tables)])
+
+    def check_idle(self) -> None:
+        """Assert at no cost, whenever no sequence is live, that every block is free, cached or parked."""
+        assert not self._seq_ids, "a sequence is live"
+        for g, pool in enumerate(self.pools):
+            parked = {i for p in self._parked.values() for i in p.tables[g].ids(0, len(p.tables[g].block_ids))}
+            assert pool.num_live == len(parked), "a block is live although no sequence is"
+
     def check_integrity(self) -> None:
-        """Assert that pools, slots and tables agree. Reads every block; meant for whenever nothing runs."""
-        for pool in self.pools:
-            pool.check_integrity()
+        """Assert that pools, slots, tables and prefix cache agree, reference by reference. Reads every block."""
         live = [state for state in self._slots if state is not None]
         assert len(live) == len(self._seq_ids) == self.max_seqs - len(self._free_slots), "slots and sequences disagree"
-        for i, pool in enumerate(self.pools):
-            held = [block_id for state in live for block_id in state.tables[i].block_ids if block_id is not None]
-            assert len(held) == sum(state.tables[i].num_held for state in live), "a table miscounts its blocks"
-            assert all(pool.refcount(block_id) for block_id in held), "a table names a free block"
-            assert live or not pool.num_live, "blocks are live although no sequence is"
+        self.prefix.check_integrity()
+        for g, pool in enumerate(self.pools):
+            pool.check_integrity()
+            tables = [state.tables[g] for state in live] + [parked.tables[g] for parked in self._parked.values()]
+            held = [block_id for table in tables for block_id in table.ids(0, len(table.block_ids))]
+            assert len(held) == sum(table.num_held for table in tables), "a table miscounts its blocks"
+            sources = [p.copy.source for state in live for p in state.copies if p.copy.group == g]
+            counts = [0] * pool.num_blocks
+            for block_id in (*held, *sources, *self.prefix.held_blocks(g)):
+                counts[block_id] += 1
+            assert counts == [pool.refcount(i) for i in range(pool.num_blocks)], "references and holders disagree"
 
     # -- helpers; those that can refuse run before anything is changed ------------------------------------------
 
-    def _grow(self, state: SequenceState, n: int) -> int:
-        """Extend the tables to hold `n` more tokens, in all groups or none; returns the new end."""
-        stop = state.written + n
-        if n < 1 or stop > state.max_tokens or (self.max_append_tokens is not None and n > self.max_append_tokens):
+    def _num_written_blocks(self, state: SequenceState) -> int:
+        return -(-state.written // self.block_size)
+
+    def _view(self, state: SequenceState) -> ParkedSequence:
+        return ParkedSequence.of(-1, state, self._num_written_blocks(state), None)
+
+    def _blocks_to_clone(self, parked: ParkedSequence, max_tokens: int) -> tuple[int, ...]:
+        needed = self.blocks_needed(max_tokens, parked.storage, parked.keep)
+        if parked.storage is StorageKind.DENSE:
+            return needed
+        tail = 1 if parked.written % self.block_size else 0
+        return tuple(
+            [max(0, n - t.num_held) + tail * (t.num_held > 0) for n, t in zip(needed, parked.tables, strict=True)]
+        )
+
+    def _check_parked(self, parked: ParkedSequence) -> None:
+        if self._parked.get(parked.key) is not parked:
+            raise StaleHandle(f"parked sequence {parked.key} was unparked or dropped; detach one again")
+
+    def _check_made(self, state: SequenceState) -> None:
+        if state.unmade_copies:
             raise InvalidArgument(
-                f"cannot append {n} tokens to {state.written} of at most {state.max_tokens}; "
-                f"one append takes from 1 to {self.max_append_tokens or state.max_tokens} tokens"
+                f"sequence {state.seq_id!r} begins with copies that are unmade; run its next step first"
             )
-        if state.storage is StorageKind.DENSE:
-            return stop
-        num_blocks = -(-stop // self.block_size)
-        missing = []
-        for i in self._paged_groups:
-            short = num_blocks - len(state.tables[i].block_ids)
-            if short > 0:
-                if short > self.pools[i].num_free:
-                    raise BlocksExhausted(
-                        f"sequence {state.seq_id!r} needs {short} more blocks in group {i}; "
-                        f"{self.pools[i].num_free} of {self.pools[i].num_blocks} are free; wait for a sequence to end"
-                    )
-                missing.append((i, short))
-        for i, short in missing:
-            state.tables[i].block_ids.extend(self.pools[i].allocate(short))
-        return stop
 
-    def _announce(self, state: SequenceState) -> tuple[FreshBlocks, ...]:
-        num_blocks = -(-state.written // self.block_size)
-        fresh = []
-        for i, table in enumerate(state.tables):
-            stop = len(table.block_ids)  # a dense run is announced whole
-            if state.storage is StorageKind.PAGED:
-                stop = min(stop, num_blocks)
-            if stop > table.num_announced:
-                fresh.append(FreshBlocks(i, table.num_announced, table.ids(table.num_announced, stop)))
-                table.num_announced = stop
-        return tuple(fresh)
+    def _check_no_slot_state(self, storage: StorageKind, snapshot: Snapshot | None) -> None:
+        if snapshot is None and any(not group.takes_blocks(storage) for group in self.groups):
+            raise InvalidArgument(
+                f"a {storage.value} sequence keeps rings or state outside of blocks here; give a snapshot of them"
+            )
 
-    def _checked_rewind(self, state: SequenceState, n: int) -> int:
-        written = state.written - n
-        if not 0 <= n <= state.written:
-            raise InvalidArgument(f"cannot take back {n} tokens of {state.written}")
-        for i, group in enumerate(self.groups):
-            if not state.can_rewind(i, group, written, self.block_size):
-                raise InvalidArgument(
-                    f"cannot take back {n} tokens of {state.written}: group {i} no longer holds the window before them"
-                )
-        return written
+    def _check_hit(self, hit: PrefixHit, storage: StorageKind, max_tokens: int, keep: int) -> None:
+        if hit.storage is not storage or hit.keep != keep or hit.num_tokens > max_tokens:
+            raise InvalidArgument(
+                f"a hit of {hit.num_tokens} tokens for {hit.storage.value} storage with keep {hit.keep} does not suit "
+                f"a {storage.value} sequence of {max_tokens} tokens with keep {keep}; look it up as it is used"
+            )
+        if not self.prefix.holds(hit):
+            raise InvalidArgument(f"part of a hit of {hit.num_tokens} tokens was evicted since; look it up again")
 
-    def _dense_tables(self, max_tokens: int, keep: int) -> tuple[GroupTable, ...]:
-        tables = self._empty_tables(keep)
-        needed = self.blocks_needed(max_tokens, StorageKind.DENSE)
-        taken: list[tuple[BlockPool, tuple[int, ...]]] = []
-        try:
-            for table, pool, n in zip(tables, self.pools, needed, strict=True):
-                run = pool.allocate_run(n)
-                taken.append((pool, run))
-                table.block_ids.extend(run)
-        except BlocksExhausted:
-            for pool, run in taken:
-                pool.release(run)
-            raise
+    def _checked_shift(self, state: SequenceState, drop_tokens: int) -> int:
+        """The first position after the kept ones that is left."""
+        start = state.keep + state.rope_offset + drop_tokens
+        if state.storage is not StorageKind.PAGED or any(group.spec.kind == "recurrent" for group in self.groups):
+            raise InvalidArgument(f"a {state.storage.value} sequence of these layers cannot shift its context")
+        if state.keep % self.block_size or drop_tokens % self.block_size:
+            raise InvalidArgument(
+                f"keep is {state.keep} and {drop_tokens} tokens are to go; round both to multiples of {self.block_size}"
+            )
+        if drop_tokens < 1 or start > state.written:
+            raise InvalidArgument(
+                f"{drop_tokens} tokens are to go and {state.written - state.keep - state.rope_offset} are there after "
+                "the kept ones"
+            )
+        self._check_made(state)
+        return start
+
+    def _borrowed_tables(self, hit: PrefixHit) -> tuple[GroupTable, ...]:
+        tables = self._empty_tables(hit.keep)
+        for table, ids, group in zip(tables, hit.blocks, self.groups, strict=True):
+            table.block_ids.extend(ids)
+            if ids and group.spec.window is not None:
+                table.live_start = max(hit.keep, group.spec.first_visible(hit.num_tokens))
+                table.hole_stop = max(table.hole_start, table.live_start // self.block_size)
         return tables
 
-    def _empty_tables(self, keep: int) -> tuple[GroupTable, ...]:
-        kept = -(-keep // self.block_size)
-        return tuple([GroupTable([], keep, kept, kept) for _ in self.groups])
+    def _retain(self, tables: tuple[GroupTable, ...]) -> None:
+        for table, pool in zip(tables, self.pools, strict=True):
+            pool.retain(table.ids(0, len(table.block_ids)))
 
-    def _next_handle(self, slot: int) -> SequenceHandle:
-        self._generations[slot] += 1
-        return SequenceHandle(slot, self._generations[slot])
+    def _dense_tables(
+        self, max_tokens: int, keep: int, sources: tuple[GroupTable, ...], written: int
+    ) -> tuple[tuple[GroupTable, ...], list[PendingCopy]]:
+        """Runs for `max_tokens`, and the copies that fill them from the blocks of `sources`, which are now held."""
+        self._retain(sources)
+        try:
+            runs = self._supply.take_runs(self.blocks_needed(max_tokens, StorageKind.DENSE))
+        except BlocksExhausted:
+            self._release_tables(sources)
+            raise
+        tables, copies = self._empty_tables(keep), []
+        for g, (table, source, run) in enumerate(zip(tables, sources, runs, strict=True)):
+            table.block_ids.extend(run)
+            num_blocks = -(-written // self.block_size)
+            self.pools[g].release(source.ids(num_blocks, len(source.block_ids)))
+            for index, block_id in enumerate(source.ids(0, num_blocks)):
+                copies.append(PendingCopy(BlockCopy(g, block_id, run[index]), index, written))
+        return tables, copies
 
-    def _release_blocks(self, state: SequenceState) -> None:
-        for table, pool in zip(state.tables, self.pools, strict=True):
-            pool.release(table.ids(0, len(table.block_ids)))
+    def _park(self, parked: ParkedSequence) -> ParkedSequence:
+        self._parked[parked.key] = parked
+        self._num_parked += 1
+        return parked
 
-    def _window_always_fits(self, group: CacheGroup, pool: BlockPool, storage: StorageKind) -> bool:
-        if group.spec.window is None or self.max_append_tokens is None:
-            return False
-        huge = pool.num_blocks * self.block_size + 1
-        return group.max_blocks(storage, huge, self.block_size, self.max_append_tokens) <= pool.num_blocks
+    def _clone(self, parked: ParkedSequence, seq_id: str, max_tokens: int) -> SequenceHandle:
+        if max_tokens < parked.written - parked.rope_offset:
+            raise InvalidArgument(f"max_tokens is {max_tokens}; the parked sequence has {parked.written} already")
+        self._check_opening(seq_id)
+        tables = tuple([table.copy() for table in parked.tables])
+        copies: list[PendingCopy] = []
+        if parked.storage is StorageKind.PAGED:
+            self._retain(tables)
+        else:
+            tables, copies = self._dense_tables(max_tokens, parked.keep, tables, parked.written)
+        handle = self._begin_from(parked, seq_id, max_tokens, tables)
+        self.sequence(handle).copies = copies
+        return handle
+
+    def _begin_from(
+        self, parked: ParkedSequence, seq_id: str, max_tokens: int, tables: tuple[GroupTable, ...]
+    ) -> SequenceHandle:
+        state = self._open(seq_id, parked.storage, max_tokens, parked.keep, tables)
+        state.written = state.adopted = parked.written
+        state.rope_offset = parked.rope_offset
+        state.domain, state.cursor = parked.domain, parked.cursor
+        return state.handle

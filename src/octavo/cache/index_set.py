@@ -25,6 +25,15 @@ class IndexSet:
         self._size = size
         self._len = size
 
+    @classmethod
+    def of(cls, size: int, indices: Iterable[int]) -> IndexSet:
+        """The subset of `range(size)` that has `indices`."""
+        chosen = cls(size)
+        chosen._words = [0] * len(chosen._words)
+        chosen._summary = chosen._len = 0
+        chosen.add(indices)
+        return chosen
+
     def __len__(self) -> int:
         return self._len
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from octavo.cache.cache_pool import CachePool
+from octavo.cache.prefix_types import PrefixDomain, encode_tokens
 from octavo.errors import CapacityError, InvalidRequest
 from octavo.request import RequestState
 from octavo.scheduler.queue import WaitingRequest
 from octavo.step_batch import StorageKind
 
 
-def admit_to_queue(pool: CachePool, state: RequestState, storage: StorageKind) -> WaitingRequest:
-    """Check that `state` could run in an otherwise empty pool, and work out its blocks.
+def admit_to_queue(
+    pool: CachePool, state: RequestState, storage: StorageKind, domain: PrefixDomain | None = None
+) -> WaitingRequest:
+    """Check that `state` could run in an otherwise empty pool, and work out its blocks and, in a domain, its prefix.
 
     Raises `InvalidRequest` if it has no prompt or no room for a new token, `CapacityError` if it can never fit.
     """
@@ -28,4 +31,5 @@ def admit_to_queue(pool: CachePool, state: RequestState, storage: StorageKind) -
             f"{pool.largest_fit(storage)} fit the KV cache; shorten the prompt, lower max_tokens, or give the KV "
             "cache more blocks"
         )
-    return WaitingRequest(state, storage, pool.blocks_needed(total, storage))
+    tokens = None if domain is None else encode_tokens(state.tokens(0, state.num_tokens))
+    return WaitingRequest(state, storage, pool.blocks_needed(total, storage), domain, tokens)

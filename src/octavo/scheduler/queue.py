@@ -7,17 +7,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+from octavo.cache.prefix_types import PrefixDomain, TokenRun
 from octavo.request import RequestState
 from octavo.step_batch import StorageKind
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingRequest:
-    """A request without a slot, the storage it will get, and the most blocks per group it will ever hold."""
+    """A request without a slot, the storage it will get, and the most blocks per group it will ever hold.
+
+    `tokens` are those it has, encoded, and `domain` is where to look for them in the prefix cache; None if it is not
+    to be looked up, and gives nothing either.
+    """
 
     state: RequestState
     storage: StorageKind
     blocks: tuple[int, ...]
+    domain: PrefixDomain | None = None
+    tokens: TokenRun | None = None
 
 
 class WaitingQueue:
@@ -37,7 +44,7 @@ class WaitingQueue:
         self._requests[waiting.state.request.request_id] = waiting
 
     def push_front(self, waiting: WaitingRequest) -> None:
-        """Return to the head: for a request whose admission was undone."""
+        """Return to the head: for a request whose admission was undone, or that was preempted."""
         self.push(waiting)
         self._requests.move_to_end(waiting.state.request.request_id, last=False)
 

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from octavo.cache.cache_pool import CachePool
+from octavo.cache.prefix_types import PrefixDomain, PrefixHit
 from octavo.cache.refusals import InvalidArgument
 from octavo.cache.sequence import SequenceHandle
 from octavo.errors import InvalidRequest
@@ -18,7 +19,7 @@ from octavo.request import RequestState
 from octavo.scheduler.admission import admit_to_queue
 from octavo.scheduler.policy import Decision, RunningView, SchedulerView, WaitingView, decide_tick
 from octavo.scheduler.queue import WaitingQueue, WaitingRequest
-from octavo.step_batch import StepBatch, StepRow, StorageKind
+from octavo.step_batch import BlockCopy, StepBatch, StepRow, StorageKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +47,21 @@ class _Running:
 class Scheduler:
     """One step at a time: `schedule`, run it, `complete` (or `cancel`), `finish` those that are done.
 
+    With the prefix cache on, a paged request begins with what the cache has of its prompt, and whenever a step has
+    filled one of its blocks, that is shared from then on. Dense requests neither take nor give.
+
     Mutates the `num_computed_tokens`, `output_token_ids`, `slot` and `finish_reason` of the requests it was given.
     A call that raises has changed nothing. Used by one thread.
     """
 
-    def __init__(self, pool: CachePool, max_batch_tokens: int, prefill_chunk: int, storage: StorageKind) -> None:
+    def __init__(
+        self,
+        pool: CachePool,
+        max_batch_tokens: int,
+        prefill_chunk: int,
+        storage: StorageKind,
+        prefix_cache: bool = True,
+    ) -> None:
         """`max_batch_tokens` and `prefill_chunk` are tokens per step; `storage` is what requests get by default.
 
         Raises `InvalidArgument` if a chunk may exceed what `pool` lets one append take.
@@ -64,6 +75,8 @@ class Scheduler:
             )
         self._pool = pool
         self._storage = storage
+        self._prefix_cache = prefix_cache
+        self._hits: dict[str, PrefixHit] = {}  # of those in line, as of the latest view
         self._waiting = WaitingQueue()
         self._running: dict[str, _Running] = {}  # in arrival order
         self._in_flight: ScheduledStep | None = None
@@ -81,15 +94,20 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._waiting or self._running)
 
-    def add(self, state: RequestState, storage: StorageKind | None = None) -> None:
-        """Put a request at the end of the line.
+    def add(self, state: RequestState, storage: StorageKind | None = None, domain: PrefixDomain | None = None) -> None:
+        """Put a request at the end of the line. `domain` is whom it shares a prefix with; one for all unless given.
 
         Raises `InvalidRequest` (id in use, empty prompt, no room for a token) or `CapacityError` (can never fit).
         """
         request_id = state.request.request_id
         if request_id in self._running or request_id in self._waiting:
             raise InvalidRequest(f"request id {request_id!r} is in use; choose another")
-        self._waiting.push(admit_to_queue(self._pool, state, storage or self._storage))
+        storage = storage or self._storage
+        if not self._prefix_cache or storage is StorageKind.DENSE:
+            domain = None
+        elif domain is None:
+            domain = PrefixDomain()
+        self._waiting.push(admit_to_queue(self._pool, state, storage, domain))
 
     def schedule(self) -> ScheduledStep | None:
         """Admit whom there is room for and lay out the next step; None if there is nothing to compute.
@@ -127,6 +145,7 @@ class Scheduler:
             running.state.num_computed_tokens += row.num_tokens
             if token_id is not None:
                 running.state.output_token_ids.append(token_id)
+            self._pool.donate(running.handle, running.state.tokens, running.state.num_computed_tokens)
             self._trim_windows(running)
 
     def cancel(self, step: ScheduledStep) -> None:
@@ -158,17 +177,49 @@ class Scheduler:
         """`finish` with reason `abort`; False if the request is unknown, for it may just have ended by itself."""
         return self._remove(request_id, "abort")
 
+    def preempt(self, request_id: str) -> None:
+        """Take a running request's slot and blocks; it goes to the head of the line, to be computed again.
+
+        It keeps the tokens it was given, and what the prefix cache then still has of them is not computed again.
+        Raises `InvalidArgument` if it does not run or a step is out.
+        """
+        if self._in_flight is not None:
+            raise InvalidArgument("a step is still out; complete or cancel it before a request is preempted")
+        if request_id not in self._running:
+            raise InvalidArgument(f"request {request_id!r} is not running and cannot be preempted")
+        waiting = self._running[request_id].waiting
+        again = admit_to_queue(self._pool, waiting.state, waiting.storage, waiting.domain)
+        self._stop(request_id)
+        waiting.state.num_computed_tokens = waiting.state.num_imported_tokens = 0
+        self._waiting.push_front(again)
+
+    def _line(self) -> list[WaitingRequest]:
+        """Those that may be admitted together, oldest first: as many as there are slots.
+
+        Dense and paged ones do not enter in one step while blocks are cached: a run for the first evicts what the others may have been promised
+        of the prefix cache, and what these take of it may interrupt a run.
+        """
+        line: list[WaitingRequest] = []
+        mixed = not any(self._pool.num_cached_blocks)
+        for waiting in self._waiting.head(self._pool.num_free_slots):
+            if line and waiting.storage is not line[0].storage and not mixed:
+                break
+            line.append(waiting)
+        return line
+
+    def _waiting_view(self, waiting: WaitingRequest) -> WaitingView:
+        state, request_id, blocks = waiting.state, waiting.state.request.request_id, waiting.blocks
+        num_cached = state.num_imported_tokens  # which are written, so they must not lie in blocks that others share
+        if not num_cached and waiting.domain is not None and waiting.tokens is not None:
+            hit = self._hits[request_id] = self._pool.prefix.match(waiting.domain, waiting.tokens, waiting.storage)
+            blocks = self._pool.blocks_to_admit(waiting.storage, state.max_total_tokens, prefix=hit)
+            num_cached = hit.num_tokens
+        return WaitingView(request_id, state.num_tokens - num_cached, blocks, waiting.storage is StorageKind.DENSE)
+
     def _view(self) -> SchedulerView:
         pool = self._pool
-        waiting = tuple(
-            WaitingView(
-                request_id=w.state.request.request_id,
-                num_remaining=w.state.num_tokens - w.state.num_computed_tokens,
-                blocks=w.blocks,
-                contiguous=w.storage is StorageKind.DENSE,
-            )
-            for w in self._waiting.head(pool.num_free_slots)
-        )
+        self._hits = {}
+        waiting = tuple(map(self._waiting_view, self._line()))
         nothing = (0,) * len(pool.groups)
         return SchedulerView(
             running=tuple(RunningView(request_id, r.num_remaining) for request_id, r in self._running.items()),
@@ -184,31 +235,40 @@ class Scheduler:
         for request_id in decision.admitted:
             self._start(request_id, undo)
         rows, states = [], []
+        copies: list[BlockCopy] = []
         for share in decision.shares:
             running = self._running[share.request_id]
             rows.append(self._row(running, share.num_tokens))
             states.append(running.state)
+            copies.extend(self._pool.copies(running.handle))
             undo.callback(self._pool.rollback_append, running.handle, share.num_tokens)
-        return ScheduledStep(StepBatch(tuple(rows)), tuple(states))
+        return ScheduledStep(StepBatch(tuple(rows), tuple(copies)), tuple(states))
 
     def _start(self, request_id: str, undo: ExitStack) -> None:
         """Move a request from the line to a slot. Undone in reverse, so the line gets its old order back."""
         waiting = self._waiting.pop(request_id)
         undo.callback(self._waiting.push_front, waiting)
-        handle = self._pool.allocate(request_id, waiting.storage, waiting.state.max_total_tokens)
+        imported = waiting.state.num_imported_tokens
+        hit = None if imported else self._hits.get(request_id)
+        handle = self._pool.allocate(request_id, waiting.storage, waiting.state.max_total_tokens, prefix=hit)
         self._running[request_id] = _Running(waiting, handle)
         waiting.state.slot = handle.slot
-        undo.callback(self._stop, request_id)
+        waiting.state.num_computed_tokens = hit.num_tokens if hit is not None else imported
+        undo.callback(self._unstart, request_id)
         self._count_imported(self._running[request_id])
 
     def _count_imported(self, running: _Running) -> None:
         """Take blocks for the tokens that a request comes with computed; their K/V is imported before the step runs."""
-        missing = running.state.num_computed_tokens
+        missing = running.state.num_imported_tokens
         while missing:
             share = min(missing, self._pool.max_append_tokens or missing)
             self._pool.append(running.handle, share)
             self._trim_windows(running)
             missing -= share
+
+    def _unstart(self, request_id: str) -> None:
+        self._running[request_id].state.num_computed_tokens = 0
+        self._stop(request_id)
 
     def _stop(self, request_id: str) -> None:
         running = self._running.pop(request_id)
@@ -256,7 +316,7 @@ class Scheduler:
             return False
         state.finish_reason = reason
         if not self._running:
-            self._pool.check_integrity()
+            self._pool.check_idle()
         return True
 
     def _check_in_flight(self, step: ScheduledStep) -> None:

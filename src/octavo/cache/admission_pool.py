@@ -1,0 +1,95 @@
+"""Whom there is room for: arithmetic on free blocks, cached ones, and what live sequences may still claim."""
+
+from __future__ import annotations
+
+from octavo.cache.prefix_types import PrefixHit
+from octavo.cache.sequence import SequenceState
+from octavo.cache.sequence_pool import SequencePool
+from octavo.cache.spec import CacheGroup
+from octavo.step_batch import StorageKind
+
+
+class AdmissionPool(SequencePool):
+    """A `SequencePool` that can say what fits. Changes nothing."""
+
+    @property
+    def num_free_blocks(self) -> tuple[int, ...]:
+        """Per group, blocks that no sequence holds; those that only the prefix cache holds are among them."""
+        return tuple([pool.num_free + pool.num_cached for pool in self.pools])
+
+    @property
+    def num_cached_blocks(self) -> tuple[int, ...]:
+        """Per group, blocks that only the prefix cache holds."""
+        return tuple([pool.num_cached for pool in self.pools])
+
+    def longest_runs(self) -> tuple[int, ...]:
+        """Blocks in the longest contiguous run that can be taken, per group. Reads every block."""
+        return tuple([self._supply.longest_run(g) for g in range(len(self.groups))])
+
+    def blocks_needed(self, tokens: int, storage: StorageKind, keep: int = 0) -> tuple[int, ...]:
+        """Per group, the most blocks that a sequence growing to `tokens` tokens ever holds at once."""
+        return tuple(
+            [g.max_blocks(storage, tokens, self.block_size, self.max_append_tokens, keep) for g in self.groups]
+        )
+
+    def fits_ever(self, tokens: int, storage: StorageKind) -> bool:
+        """True if a sequence of `tokens` tokens fits the pool when nothing else is in it."""
+        needed = self.blocks_needed(tokens, storage)
+        return all(n <= pool.num_blocks for n, pool in zip(needed, self.pools, strict=True))
+
+    def largest_fit(self, storage: StorageKind) -> int | None:
+        """Most tokens that one sequence can ever have here; None if no group limits its length."""
+        limits = [
+            pool.num_blocks * self.block_size
+            for group, pool in zip(self.groups, self.pools, strict=True)
+            if group.takes_blocks(storage) and not self._window_always_fits(group, pool.num_blocks, storage)
+        ]
+        return min(limits, default=None)
+
+    def available_blocks(self) -> tuple[int, ...]:
+        """Per group, free blocks less those that live sequences may still take up to their `max_tokens`."""
+        available = list(self.num_free_blocks)
+        for state in self._slots:
+            if state is not None and state.storage is StorageKind.PAGED:
+                needed = self.blocks_needed(state.max_tokens, state.storage, state.keep)
+                for g, n in enumerate(needed):
+                    available[g] -= max(0, n - state.tables[g].num_held) + self._shares_tail(state, g)
+        return tuple(available)
+
+    def blocks_to_admit(
+        self, storage: StorageKind, max_tokens: int, keep: int = 0, prefix: PrefixHit | None = None
+    ) -> tuple[int, ...]:
+        """Per group, the available blocks that a sequence of `max_tokens` takes up, if it begins with `prefix`.
+
+        Blocks of the prefix that others use as well cost nothing; idle ones are no longer available to others.
+        """
+        needed = self.blocks_needed(max_tokens, storage, keep)
+        if prefix is None or storage is StorageKind.DENSE:
+            return needed
+        costs = []
+        for n, ids, pool in zip(needed, prefix.blocks, self.pools, strict=True):
+            held = [block_id for block_id in ids if block_id is not None]
+            costs.append(max(0, n - len(held)) + sum(map(pool.is_idle, held)))
+        return tuple(costs)
+
+    def can_allocate(
+        self, storage: StorageKind, max_tokens: int, keep: int = 0, prefix: PrefixHit | None = None
+    ) -> bool:
+        """True if a slot is free and a new sequence can grow to `max_tokens` without taking what others may claim."""
+        needed = self.blocks_to_admit(storage, max_tokens, keep, prefix)
+        return len(self._free_slots) > 0 and self._fit(storage, needed)
+
+    def _fit(self, storage: StorageKind, needed: tuple[int, ...]) -> bool:
+        rooms = [self.available_blocks()] + ([self.longest_runs()] if storage is StorageKind.DENSE else [])
+        return all(n <= room for per_group in rooms for n, room in zip(needed, per_group, strict=True))
+
+    def _shares_tail(self, state: SequenceState, group: int) -> bool:
+        """True if the next token goes into a block that other sequences hold too, so that it takes one more."""
+        tail = state.tail_block(group, self.block_size)
+        return tail is not None and self.pools[group].is_shared(tail)
+
+    def _window_always_fits(self, group: CacheGroup, num_blocks: int, storage: StorageKind) -> bool:
+        if group.spec.window is None or self.max_append_tokens is None:
+            return False
+        huge = num_blocks * self.block_size + 1
+        return group.max_blocks(storage, huge, self.block_size, self.max_append_tokens) <= num_blocks

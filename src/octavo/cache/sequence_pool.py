@@ -1,0 +1,334 @@
+"""Slots, handles and block tables of live sequences, each growing, trimmed and ended by itself. Torch-free.
+
+Owns which block holds which token; `CachePool` adds how sequences begin with, share and leave each other's blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from octavo.cache.block_pool import BlockPool
+from octavo.cache.block_supply import BlockSupply
+from octavo.cache.index_set import IndexSet
+from octavo.cache.prefix_cache import PrefixCache
+from octavo.cache.prefix_types import PrefixOptions
+from octavo.cache.refusals import BlocksExhausted, DuplicateSequence, InvalidArgument, SlotsExhausted, StaleHandle
+from octavo.cache.sequence import GroupTable, PendingCopy, SequenceHandle, SequenceState
+from octavo.cache.spec import CacheGroup
+from octavo.step_batch import BlockCopy, FreshBlocks, StorageKind
+
+
+class SequencePool:
+    """Sequences in `max_seqs` slots, lowest free slot first.
+
+    Transactional like `BlockPool`, over all groups at once: a refused call leaves everything as it was. `append`
+    counts tokens as written before the forward pass writes them; `rollback_append` takes that back if it fails.
+    A dense sequence takes a contiguous run for its whole `max_tokens` in every unbounded group at allocation, and
+    nothing in bounded groups (storage keeps a ring per slot); a paged one takes blocks as it grows, in every group
+    but recurrent ones. Used by one thread.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[CacheGroup],
+        block_size: int,
+        num_blocks: Sequence[int],
+        max_seqs: int,
+        max_append_tokens: int | None = None,
+        prefix: PrefixOptions | None = None,
+    ) -> None:
+        """`num_blocks` is per group. `max_append_tokens` bounds one append (None: no bound); it bounds in turn what
+        a paged sequence can hold of a sliding window, and so what admission must set aside.
+
+        Raises `InvalidArgument` if an argument is out of range.
+        """
+        if not groups or len(groups) != len(num_blocks):
+            raise InvalidArgument(f"{len(groups)} groups are given {len(num_blocks)} block counts; give one each")
+        if max_seqs < 1:
+            raise InvalidArgument(f"max_seqs is {max_seqs}; it must be at least 1")
+        if max_append_tokens is not None and max_append_tokens < 1:
+            raise InvalidArgument(f"max_append_tokens is {max_append_tokens}; it must be at least 1")
+        self.groups = tuple(groups)
+        self.block_size = block_size
+        self.max_seqs = max_seqs
+        self.max_append_tokens = max_append_tokens
+        self.pools = tuple(BlockPool(n, block_size) for n in num_blocks)
+        self.prefix = PrefixCache(groups, block_size, self.pools, prefix or PrefixOptions())
+        self._supply = BlockSupply(self.pools, self.prefix)
+        self._paged_groups = [i for i, group in enumerate(self.groups) if group.takes_blocks(StorageKind.PAGED)]
+        self._free_slots = IndexSet(max_seqs)
+        self._generations = [0] * max_seqs
+        self._slots: list[SequenceState | None] = [None] * max_seqs
+        self._seq_ids: set[str] = set()
+
+    # -- what there is ------------------------------------------------------------------------------------------
+
+    @property
+    def num_seqs(self) -> int:
+        return len(self._seq_ids)
+
+    @property
+    def num_free_slots(self) -> int:
+        return len(self._free_slots)
+
+    def sequence(self, handle: SequenceHandle) -> SequenceState:
+        """The live state behind `handle`; the caller only reads it. Raises `StaleHandle`."""
+        slot = handle.slot
+        state = self._slots[slot] if 0 <= slot < self.max_seqs else None
+        if state is None or state.handle != handle:
+            raise StaleHandle(f"slot {slot}, generation {handle.generation} is no longer live; allocate a new sequence")
+        return state
+
+    def written(self, handle: SequenceHandle) -> int:
+        return self.sequence(handle).written
+
+    def live_start(self, handle: SequenceHandle) -> tuple[int, ...]:
+        """Per group, the first position still visible after the kept ones."""
+        return tuple([table.live_start for table in self.sequence(handle).tables])
+
+    def table(self, handle: SequenceHandle, group: int) -> tuple[int | None, ...]:
+        """Block ids of `group` by absolute block, None where there is a hole; spare blocks included."""
+        return tuple(self.sequence(handle).tables[group].block_ids)
+
+    def copies(self, handle: SequenceHandle) -> tuple[BlockCopy, ...]:
+        """What storage must copy before the tokens of the last append are written. Raises `StaleHandle`."""
+        return tuple([pending.copy for pending in self.sequence(handle).copies])
+
+    # -- life of a sequence -------------------------------------------------------------------------------------
+
+    def append(self, handle: SequenceHandle, n: int) -> tuple[FreshBlocks, ...]:
+        """Count `n` more tokens as written; returns the blocks that the planner has not been told of.
+
+        If others hold the block that the first of them goes into, a fresh one takes its place here, and `copies`
+        says what to copy. Raises `StaleHandle`, `BlocksExhausted`, or `InvalidArgument` beyond `max_tokens` or
+        `max_append_tokens`.
+        """
+        state = self.sequence(handle)
+        stop = self._grow(state, n)
+        if state.copies:
+            unmade = state.unmade_copies
+            self._end_copies([pending for pending in state.copies if pending not in unmade])
+            state.copies = unmade
+            for pending in unmade:
+                table = state.tables[pending.copy.group]
+                table.num_announced = min(table.num_announced, pending.index)
+        state.written = stop
+        return self._announce(state)
+
+    def rollback_append(self, handle: SequenceHandle, n: int) -> None:
+        """Take back the last `n` appended tokens. Their blocks stay with the sequence: a retry gets the same rows.
+
+        Raises `StaleHandle`, or `InvalidArgument` if what the rewound sequence needs was trimmed since.
+        """
+        state = self.sequence(handle)
+        state.rewind(self.groups, self._checked_rewind(state, n), self.block_size)
+
+    def reserve(self, handle: SequenceHandle, n: int) -> None:
+        """Take the blocks for `n` more tokens without counting these as written. Raises as `append` does."""
+        self._grow(self.sequence(handle), n)
+
+    def trim_tail(self, handle: SequenceHandle, n: int) -> None:
+        """Drop the last `n` tokens and every block past the new end, spare ones too; a dense run stays whole.
+
+        Raises `StaleHandle`, or `InvalidArgument` if what the rewound sequence needs was trimmed since.
+        """
+        state = self.sequence(handle)
+        written = self._checked_rewind(state, n)
+        state.rewind(self.groups, written, self.block_size)
+        num_blocks = -(-written // self.block_size)
+        for g, (table, pool) in enumerate(zip(state.tables, self.pools, strict=True)):
+            self._drop_copies(state, g, num_blocks, len(table.block_ids))
+            if state.storage is StorageKind.PAGED:
+                pool.release(table.ids(num_blocks, len(table.block_ids)))
+                del table.block_ids[num_blocks:]
+
+    def trim_front(self, handle: SequenceHandle, group: int, live_start: int) -> tuple[int, ...]:
+        """Move a paged window's first visible position up to `live_start`; returns the block ids this freed.
+
+        Whole blocks left of it go, except those that hold the sequence's `keep` front tokens. Raises `StaleHandle`,
+        or `InvalidArgument` if the group keeps no window in blocks, or `live_start` would move back or past what the
+        next token needs.
+        """
+        state = self.sequence(handle)
+        if not 0 <= group < len(self.groups):
+            raise InvalidArgument(f"group is {group}; the pool has groups 0 to {len(self.groups) - 1}")
+        spec, table = self.groups[group].spec, state.tables[group]
+        if spec.window is None or state.storage is not StorageKind.PAGED:
+            raise InvalidArgument(f"group {group} ({spec.kind}, {state.storage.value}) keeps no window in blocks")
+        needed = spec.first_visible(state.written)
+        floor = state.keep + state.rope_offset
+        target = max(floor, live_start)
+        if not table.live_start <= target <= max(floor, needed):
+            raise InvalidArgument(
+                f"live_start {live_start} is outside [{table.live_start}, {needed}]: "
+                "it never moves back, nor past what the next token needs"
+            )
+        return self._drop_front(state, group, target)
+
+    def release(self, handle: SequenceHandle) -> None:
+        """End the sequence: all its blocks and its slot are free at once. Raises `StaleHandle`."""
+        state = self.sequence(handle)
+        self._end_copies(state.copies)
+        self._release_tables(state.tables)
+        self._close(state)
+        self.prefix.enforce_limit()
+
+    def reset(self, handle: SequenceHandle) -> SequenceHandle:
+        """Empty the sequence in place, under a new generation; a dense one keeps its run. Raises `StaleHandle`."""
+        state = self.sequence(handle)
+        self._end_copies(state.copies)
+        state.copies = []
+        if state.storage is StorageKind.PAGED:
+            self._release_tables(state.tables)
+            state.tables = self._empty_tables(state.keep)
+        for g, table in enumerate(state.tables):
+            table.num_announced = 0
+            for block_id in table.ids(0, len(table.block_ids)):  # a dense run is about to be written anew
+                if self.pools[g].is_cached(block_id):
+                    self.prefix.forget(g, block_id)
+        state.written = state.rope_offset = state.adopted = 0
+        state.cursor = None
+        state.handle = self._next_handle(handle.slot)
+        return state.handle
+
+    # -- helpers; those that can refuse run before anything is changed ------------------------------------------
+
+    def _check_opening(self, seq_id: str) -> None:
+        if seq_id in self._seq_ids:
+            raise DuplicateSequence(f"sequence {seq_id!r} is live already; release it first")
+        if not self._free_slots:
+            raise SlotsExhausted(f"all {self.max_seqs} sequence slots are taken; wait for one or raise max_num_seqs")
+
+    def _open(
+        self, seq_id: str, storage: StorageKind, max_tokens: int, keep: int, tables: tuple[GroupTable, ...]
+    ) -> SequenceState:
+        slot = self._free_slots.pop_lowest()
+        state = SequenceState(seq_id, self._next_handle(slot), storage, max_tokens, keep, tables)
+        self._slots[slot] = state
+        self._seq_ids.add(seq_id)
+        return state
+
+    def _close(self, state: SequenceState) -> None:
+        self._slots[state.handle.slot] = None
+        self._free_slots.add((state.handle.slot,))
+        self._seq_ids.remove(state.seq_id)
+
+    def _grow(self, state: SequenceState, n: int) -> int:
+        """Extend the tables to hold `n` more tokens, in all groups or none; returns the new end.
+
+        A block that tokens are in already and others hold too is replaced. Where only the prefix cache holds it and
+        there is no block to replace it by, the cache gives it up instead.
+        """
+        stop = state.written + n
+        if (
+            n < 1
+            or stop - state.rope_offset > state.max_tokens
+            or (self.max_append_tokens is not None and n > self.max_append_tokens)
+        ):
+            raise InvalidArgument(
+                f"cannot append {n} tokens to {state.rope_position} of at most {state.max_tokens}; "
+                f"one append takes from 1 to {self.max_append_tokens or state.max_tokens} tokens"
+            )
+        if state.storage is StorageKind.DENSE:
+            self._own_dense_tail(state)
+            return stop
+        num_blocks = -(-stop // self.block_size)
+        wanted: list[int] | None = None
+        shared = []
+        for g in self._paged_groups:
+            pool, ids = self.pools[g], state.tables[g].block_ids
+            short = max(0, num_blocks - len(ids))
+            tail = state.tail_block(g, self.block_size)
+            is_shared = tail is not None and not pool.is_private(tail)
+            if short or is_shared:
+                wanted = wanted or [0] * len(self.groups)
+                wanted[g] = short
+            if is_shared and wanted is not None:
+                assert tail is not None
+                replaced = pool.is_shared(tail) or self._supply.room(g) > short
+                wanted[g] += replaced
+                shared.append((g, tail, replaced))
+        if wanted is not None:
+            taken = self._supply.take(state.seq_id, wanted)
+            for g, tail, replaced in shared:
+                if replaced:
+                    self._replace(state, g, state.written // self.block_size, taken[g][0])
+                    taken[g] = taken[g][1:]
+                elif self.pools[g].is_cached(tail):
+                    self.prefix.forget(g, tail)
+            for g in self._paged_groups:
+                state.tables[g].block_ids.extend(taken[g])
+        return stop
+
+    def _own_dense_tail(self, state: SequenceState) -> None:
+        for g, pool in enumerate(self.pools):
+            tail = state.tail_block(g, self.block_size)
+            if tail is not None and pool.is_shared(tail):
+                raise BlocksExhausted(
+                    f"block {tail} of dense sequence {state.seq_id!r} is still to be copied for another sequence and "
+                    "cannot be written; run that one's step first"
+                )
+        for g, pool in enumerate(self.pools):
+            tail = state.tail_block(g, self.block_size)
+            if tail is not None and pool.is_cached(tail):
+                self.prefix.forget(g, tail)
+
+    def _replace(self, state: SequenceState, group: int, index: int, target: int) -> None:
+        """Put `target` in place of a block that others hold too, to be copied from it before it is written."""
+        table = state.tables[group]
+        source = table.block_ids[index]
+        assert source is not None, "only a held block is replaced"
+        table.block_ids[index] = target
+        state.copies.append(PendingCopy(BlockCopy(group, source, target), index, state.written))
+
+    def _announce(self, state: SequenceState) -> tuple[FreshBlocks, ...]:
+        num_blocks = -(-state.written // self.block_size)
+        fresh: list[FreshBlocks] = []
+        for g, table in enumerate(state.tables):
+            stop = len(table.block_ids)  # a dense run is announced whole
+            if state.storage is StorageKind.PAGED:
+                stop = min(stop, num_blocks)
+            if stop > table.num_announced:
+                fresh.extend(table.announce(g, stop))
+        return tuple(fresh)
+
+    def _checked_rewind(self, state: SequenceState, n: int) -> int:
+        written = state.written - n
+        if not 0 <= n <= state.written:
+            raise InvalidArgument(f"cannot take back {n} tokens of {state.written}")
+        for i, group in enumerate(self.groups):
+            if not state.can_rewind(i, group, written, self.block_size):
+                raise InvalidArgument(
+                    f"cannot take back {n} tokens of {state.written}: group {i} no longer holds the window before them"
+                )
+        return written
+
+    def _drop_front(self, state: SequenceState, group: int, live_start: int) -> tuple[int, ...]:
+        table = state.tables[group]
+        first = table.hole_stop
+        dropped = table.drop_front(live_start, self.block_size)
+        self._drop_copies(state, group, first, table.hole_stop)
+        return self.pools[group].release(dropped)
+
+    def _drop_copies(self, state: SequenceState, group: int, first: int, stop: int) -> None:
+        """Forget copies into absolute blocks `[first, stop)` of a group: these blocks go."""
+        gone = [p for p in state.copies if p.copy.group == group and first <= p.index < stop]
+        if gone:
+            state.copies = [pending for pending in state.copies if pending not in gone]
+            self._end_copies(gone)
+
+    def _end_copies(self, ended: Sequence[PendingCopy]) -> None:
+        for pending in ended:
+            self.pools[pending.copy.group].release((pending.copy.source,))
+
+    def _empty_tables(self, keep: int) -> tuple[GroupTable, ...]:
+        kept = -(-keep // self.block_size)
+        return tuple([GroupTable([], keep, kept, kept) for _ in self.groups])
+
+    def _next_handle(self, slot: int) -> SequenceHandle:
+        self._generations[slot] += 1
+        return SequenceHandle(slot, self._generations[slot])
+
+    def _release_tables(self, tables: tuple[GroupTable, ...]) -> None:
+        for table, pool in zip(tables, self.pools, strict=True):
+            pool.release(table.ids(0, len(table.block_ids)))
