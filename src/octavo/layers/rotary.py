@@ -32,6 +32,11 @@ class Rotary:
         self._cos = torch.empty(0, head_dim, device=device)
         self._sin = torch.empty(0, head_dim, device=device)
 
+    @property
+    def inverse_frequencies(self) -> Tensor:
+        """[D / 2] float32, with long-context scaling: dimensions i and i + D/2 turn by so much per position."""
+        return self._inv_freq
+
     def at(self, position: Tensor, limit: int) -> Rotation:
         """Rotation for positions [T] int64, all below `limit` (a host-side bound, so nothing waits for the device)."""
         if limit > self._cos.shape[0]:

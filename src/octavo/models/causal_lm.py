@@ -25,6 +25,10 @@ class CausalLM(Protocol):
         """One spec per layer."""
         ...
 
+    def inverse_frequencies(self, layer: int) -> Tensor:
+        """[R / 2] float32: how far, per position, the first R dimensions of the layer's keys are rotated in pairs."""
+        ...
+
     def forward(self, inputs: ForwardInputs, cache: AttentionCache) -> Tensor:
         """Final hidden states [T, H] float32 of the packed tokens."""
         ...

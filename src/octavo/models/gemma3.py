@@ -60,6 +60,9 @@ class Gemma3ForCausalLM:
         scale = (config.query_pre_attn_scalar or config.head_dim) ** -0.5
         return [attention_spec(config, kind, scale=scale) for kind in config.layer_types]
 
+    def inverse_frequencies(self, layer: int) -> Tensor:
+        return self._rotary[self._layer_types[layer]].inverse_frequencies
+
     def forward(self, inputs: ForwardInputs, cache: AttentionCache) -> Tensor:
         x = self._embed(inputs.token_ids)
         rotation = {kind: rotary.at(inputs.positions, inputs.limit) for kind, rotary in self._rotary.items()}

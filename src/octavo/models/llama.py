@@ -48,6 +48,10 @@ class LlamaForCausalLM:
     def kv_layout(config: ModelConfig) -> list[LayerSpec]:
         return [attention_spec(config, kind) for kind in config.layer_types]
 
+    def inverse_frequencies(self, layer: int) -> Tensor:
+        del layer  # all rotate alike
+        return self._rotary.inverse_frequencies
+
     def _block(self, config: ModelConfig, weights: WeightSource, i: int, spec: LayerSpec) -> LlamaBlock:
         layer, eps = f"model.layers.{i}", config.rms_norm_eps
         attention = Attention(
