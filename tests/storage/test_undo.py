@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from octavo.cache.cache_pool import CachePool
 from octavo.cache.refusals import InvalidArgument
 from octavo.cache.spec import LayerSpec
 from octavo.errors import EngineFault
 from octavo.step_batch import StepBatch, StorageKind
 from octavo.storage.compiled_attention import CompiledAttention
+from octavo.storage.snapshot import ModelIdentity
 from tests.schedules import HandScheduler
 
 DIM, LENGTH, WINDOW = 32, 80, 7
@@ -201,7 +203,14 @@ def interruptions():
     def restored(driver):
         driver.cache.restore_ring(0, driver.cache.ring_state(0))
 
-    return [chunk, new_tenant, restored]
+    def imported(driver):
+        pool = CachePool(driver.scheduler.groups, 16, [99] * len(driver.scheduler.groups), 3)
+        handle = pool.allocate("a", StorageKind.DENSE, LENGTH)
+        pool.append(handle, 12)
+        sequence = pool.sequence(handle)
+        driver.cache.import_(driver.cache.export(sequence, range(12), ModelIdentity("a test", "0" * 64, "")), sequence)
+
+    return [chunk, new_tenant, restored, imported]
 
 
 @pytest.mark.parametrize("interrupt", interruptions(), ids=lambda f: f.__name__)

@@ -206,7 +206,7 @@ class KVCache:
         that cannot, `InvalidArgument` for a sequence that cannot be shifted so; then nothing has changed.
         """
         table, slot = self._tables[sequence.handle.slot], sequence.handle.slot
-        check_codec(self._layers[0].codecs[0])
+        check_codec(next(iter(self._layers.values())).codecs[0])
         check_sequence(sequence, self._groups, table)
         frequencies = {layer: inverse_frequencies(layer) for layer in self._layers}
         for layer, given in frequencies.items():

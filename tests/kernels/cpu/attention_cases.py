@@ -36,11 +36,26 @@ class Heads:
         q, k, v = (torch.randn(length, *shape, generator=generator) for shape in shapes)
         return q, k, v
 
-    def define(self, q: Tensor, k: Tensor, v: Tensor, start: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    def define(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        start: int,
+        dtype: torch.dtype = torch.float32,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         """q at `start` over k and v from position 0, once rounded to `dtype`, in float64."""
         k, v = k.to(dtype).double(), v.to(dtype).double()
         return reference.attention(
-            q.double(), k, v, q_start=start, scale=self.scale, window=self.window, softcap=self.softcap
+            q.double(),
+            k,
+            v,
+            q_start=start,
+            scale=self.scale,
+            window=self.window,
+            softcap=self.softcap,
+            sink_logits=sinks,
         )
 
 
@@ -92,9 +107,11 @@ class Storage:
         kernel.store(k, self.rows[0], step)
         kernel.store(v, self.rows[1], step)
 
-    def attend(self, kernel: AttentionKernel, q: Tensor, placements: list[Placement]) -> Tensor:
+    def attend(
+        self, kernel: AttentionKernel, q: Tensor, placements: list[Placement], sinks: Tensor | None = None
+    ) -> Tensor:
         out = torch.full((*q.shape[:2], self.rows[1].data.shape[2]), float("nan"))
-        kernel.run(q, self.rows[0], self.rows[1], AttentionStep(placements), out)
+        kernel.run(q, self.rows[0], self.rows[1], AttentionStep(placements), out, sinks)
         return out
 
 
@@ -109,22 +126,25 @@ def attend(
     *,
     ring: int = 0,
     head_major: bool = False,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """q at `start` over k and v, stored from position 0 as `kind` of `dtype`."""
     kernel = heads.kernel()
     storage = Storage(heads, [len(k)], kind, dtype, ring=ring, head_major=head_major)
     storage.store(kernel, k, v)
-    return storage.attend(kernel, q, [storage.place(0, len(q), start)])
+    return storage.attend(kernel, q, [storage.place(0, len(q), start)], sinks)
 
 
 def relative_error(got: Tensor, expected: Tensor) -> float:
     return float((got.double() - expected).abs().max() / expected.abs().max())
 
 
-def assert_is_the_definition(heads: Heads, start: int, num_tokens: int, **storage: object) -> None:
+def assert_is_the_definition(
+    heads: Heads, start: int, num_tokens: int, *, sinks: Tensor | None = None, **storage: object
+) -> None:
     q, k, v = heads.draw(start + num_tokens)
-    got = attend(heads, q[start:], k, v, start, **storage)
-    expected = heads.define(q[start:], k, v, start, storage.get("dtype", torch.float32))
+    got = attend(heads, q[start:], k, v, start, sinks=sinks, **storage)
+    expected = heads.define(q[start:], k, v, start, storage.get("dtype", torch.float32), sinks)
     # A capped score is a difference of numbers of the cap's size, off by their last bit.
     tolerance = 2e-6 + 1e-7 * (heads.softcap or 0.0)
     assert relative_error(got, expected) < tolerance

@@ -108,6 +108,11 @@ class TestInstructionSets:
             for start, num_tokens in ((0, 50), (130, 1), (63, 3)):
                 assert_is_the_definition(heads, start, num_tokens, kind=kind, dtype=dtype)
 
+    def test_attention_with_sinks(self):
+        for heads in (Heads(9, 3, 64, 64), Heads(8, 1, 80, 48, 50), Heads(32, 1, 32, 32, 9)):
+            for start, num_tokens in ((0, 50), (130, 1), (63, 3)):
+                assert_is_the_definition(heads, start, num_tokens, sinks=torch.linspace(-4, 4, heads.num_q))
+
     def test_attention_in_chunks(self):
         heads = Heads(9, 3, 80, 80, 70)
         q, k, v = heads.draw(150)
