@@ -144,6 +144,43 @@ def test_a_step_that_fails_is_made_again_with_the_same_bits(load, case, storage,
     driver.assert_idle()
 
 
+@pytest.mark.parametrize("case", ["llama", "gemma3"])
+@pytest.mark.parametrize("storage", STORAGES, ids=lambda s: s.value)
+def test_a_preempted_request_computes_again_what_it_brought(load, case, storage):
+    loaded = load(case)
+    driver = Driver(loaded, storage, max_num_seqs=1, prefill_chunk=40)
+    add(driver, "a", PROMPT, HandOff(start=snapshot_of(loaded, PROMPT[:70])))
+    for steps in (1, 4):
+        for _ in range(steps):
+            driver.step()
+        driver.core._scheduler.preempt("a")
+    driver.run()
+    assert_equal(driver.outcomes["a"], alone(loaded, PROMPT))
+    driver.core.pool.check_integrity()
+
+
+def test_k_v_that_a_client_brings_reaches_no_other_request(load):
+    """A checksum is no proof of origin: others compute, or take what was computed here."""
+    loaded = load("gemma3")
+    honest = snapshot_of(loaded, PROMPT[:100])
+    rows = honest.groups[1].layers[0]
+    forged = replace(rows, k={name: plane + 1 for name, plane in rows.k.items()})
+    group = replace(honest.groups[1], layers=(forged, *honest.groups[1].layers[1:]))
+    driver = Driver(loaded, max_num_seqs=3)
+    add(driver, "forged", PROMPT, HandOff(start=replace(honest, groups=(honest.groups[0], group))))
+    driver.run()
+    assert not torch.equal(driver.outcomes["forged"].logits[0], alone(loaded, PROMPT).logits[0])
+    for _ in range(2):  # the second time from the prefix cache, where there is one
+        for name in ("same", "longer"):
+            driver.add(name, PROMPT if name == "same" else (*PROMPT, 5))
+        add(driver, "honest", PROMPT, HandOff(start=honest))
+        driver.run()
+        assert_equal(driver.outcomes["same"], alone(loaded, PROMPT))
+        assert_equal(driver.outcomes["longer"], alone(loaded, (*PROMPT, 5)))
+        assert_equal(driver.outcomes["honest"], alone(loaded, PROMPT))
+    driver.core.pool.check_integrity()
+
+
 def test_aborting_before_and_after_the_import_leaves_nothing(load):
     loaded = load("gemma3")
     snapshot = snapshot_of(loaded, PROMPT[:70])

@@ -167,8 +167,7 @@ class EngineCore:
             start.check_model(self.identity)
             self.runner.cache.check(start)
             start.check_prefix_of(request.prompt_token_ids)
-        brought = 0 if start is None else start.num_tokens
-        state = RequestState(request, limit, num_computed_tokens=brought, num_imported_tokens=brought)
+        state = RequestState(request, limit, num_imported_tokens=0 if start is None else start.num_tokens)
         tokenizer = self.loaded.tokenizer
         output = OutputProcessor(
             tokenizer.detokenizer(),

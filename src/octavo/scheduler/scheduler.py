@@ -196,8 +196,8 @@ class Scheduler:
     def _line(self) -> list[WaitingRequest]:
         """Those that may be admitted together, oldest first: as many as there are slots.
 
-        Dense and paged ones do not enter in one step while blocks are cached: a run for the first evicts what the others may have been promised
-        of the prefix cache, and what these take of it may interrupt a run.
+        Dense and paged ones do not enter in one step while blocks are cached: a run for the first evicts what the
+        others may have been promised of the prefix cache, and what these take of it may interrupt a run.
         """
         line: list[WaitingRequest] = []
         mixed = not any(self._pool.num_cached_blocks)
@@ -209,7 +209,7 @@ class Scheduler:
 
     def _waiting_view(self, waiting: WaitingRequest) -> WaitingView:
         state, request_id, blocks = waiting.state, waiting.state.request.request_id, waiting.blocks
-        num_cached = state.num_imported_tokens  # which are written, so they must not lie in blocks that others share
+        num_cached = state.num_imported_tokens  # they are written, so not into blocks that others share
         if not num_cached and waiting.domain is not None and waiting.tokens is not None:
             hit = self._hits[request_id] = self._pool.prefix.match(waiting.domain, waiting.tokens, waiting.storage)
             blocks = self._pool.blocks_to_admit(waiting.storage, state.max_total_tokens, prefix=hit)
@@ -258,7 +258,10 @@ class Scheduler:
         self._count_imported(self._running[request_id])
 
     def _count_imported(self, running: _Running) -> None:
-        """Take blocks for the tokens that a request comes with computed; their K/V is imported before the step runs."""
+        """Take blocks for the tokens whose K/V a request brings; it is imported before the step runs.
+
+        That K/V is what a client says it is. So such a request gives nothing to the prefix cache.
+        """
         missing = running.state.num_imported_tokens
         while missing:
             share = min(missing, self._pool.max_append_tokens or missing)
