@@ -74,6 +74,7 @@ def test_an_option_that_cannot_be(octavo: Run, model: Path, arguments, fragments
         ("OCTAVO_THREADS", "0", ["threads is 0"]),
         ("OCTAVO_BLOCK_SIZE", "17", ["block size is 17"]),
         ("OCTAVO_STORAGE", "heap", ["'heap'"]),
+        ("OCTAVO_KV_BUDGET", "4 gigs", ["--kv-budget is '4 gigs'", "GiB"]),
         ("OCTAVO_IGNORE_EOS", "maybe", ["OCTAVO_IGNORE_EOS", "'maybe'"]),
         ("OCTAVO_PAGED_ATTENTION_NATIVE", "2", ["OCTAVO_PAGED_ATTENTION_NATIVE is '2'", "0 or 1"]),
         ("OCTAVO_SDPA_DETERMINISTIC", "yes", ["OCTAVO_SDPA_DETERMINISTIC is 'yes'", "0 or 1"]),
@@ -93,15 +94,14 @@ def test_a_prompt_longer_than_the_context_is_refused_and_the_longest_is_answered
     assert octavo("generate", "-m", model, "--raw", stdin=b"~" * 1023).status == 0
 
 
-def test_a_prompt_longer_than_the_pool_is_refused_with_what_fits(octavo, model, monkeypatch):
-    """Memory for the model and hardly more."""
-    needed = loaded_model.plan_model(model, loaded_model.EngineConfig(max_num_seqs=1, threads=1)).ledger
-    room = needed.total_bytes - needed.kv_bytes + 11 * needed.groups[0].bytes_per_token * 16
-    monkeypatch.setattr(loaded_model, "available_memory", lambda device: room)
-    done = octavo("generate", "-m", model, "--raw", stdin=b"~" * 200)
+def test_a_prompt_longer_than_the_pool_is_refused_with_what_fits(octavo, model):
+    """K/V memory for eight blocks."""
+    ledger = loaded_model.plan_model(model, loaded_model.EngineConfig(max_num_seqs=1, threads=1)).ledger
+    budget = 8 * 16 * ledger.groups[0].bytes_per_token
+    done = octavo("generate", "-m", model, "--raw", "--kv-budget", budget, stdin=b"~" * 200)
     assert done.status == 2
     assert "200 tokens" in done.error and "holds 128" in done.error and "at most 127" in done.error
-    assert octavo("generate", "-m", model, "--raw", stdin=b"~" * 127).status == 0
+    assert octavo("generate", "-m", model, "--raw", "--kv-budget", budget, stdin=b"~" * 127).status == 0
 
 
 def test_a_model_that_does_not_fit_is_refused_with_both_numbers(octavo, model, monkeypatch):

@@ -99,3 +99,32 @@ def test_settings_that_cannot_be_are_refused(octavo, model, arguments, fragment)
     done = octavo("inspect", model, *arguments)
     assert done.status == 2
     assert fragment in done.error
+
+
+def test_the_trade_between_length_and_number_is_shown(octavo, model):
+    plan = plan_model(model, EngineConfig(max_num_seqs=4, dtype="bfloat16", threads=1))
+    budget = 100 * 16 * plan.ledger.groups[0].bytes_per_token
+    asked = ("--parallel", 4, "--kv-budget", budget, "--dtype", "bfloat16")
+    found = json.loads(octavo("inspect", model, "--json", *asked).out)
+    assert (found["max_context"], found["context_limit"], found["parallel"]) == (1024, 1024, 4)
+    assert (found["fits_context"], found["fits_parallel"]) == (25 * 16, 100 // 64)
+    assert found["memory"]["kv_bytes"] == budget
+    lines = octavo("inspect", model, *asked).out.splitlines()
+    assert any(line.startswith("fits together ") and line.endswith("4 sequences of 400 tokens each") for line in lines)
+    assert any(line.startswith("fits at full length ") and "1 sequence of 1,024 tokens" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("budget", "fragments"),
+    [
+        (1000, ["kv budget is 1000 bytes", "too small for one block", "give at least 4096 "]),
+        ("1000000GiB", ["kv budget is 1073741824000000 bytes", "are left after weights", "give at most "]),
+        ("4 gigs", ["--kv-budget is '4 gigs'", "4GiB"]),
+    ],
+    ids=str,
+)
+def test_a_budget_that_cannot_be_is_refused_with_what_can(octavo, model, budget, fragments):
+    done = octavo("inspect", model, "--kv-budget", budget, "--dtype", "bfloat16")
+    assert done.status == 2
+    for fragment in fragments:
+        assert fragment in done.error

@@ -48,10 +48,8 @@ def _as_text(found: dict[str, Any]) -> str:
     """One line per fact; sizes in MiB."""
     facts = [(name.replace("_", " "), _fact(value)) for name, value in found.items() if name not in _LAST]
     # What the two numbers asked for would let each other be.
-    facts.append(("fits together", f"{found['parallel']:,} sequences of {found['fits_context']:,} tokens each"))
-    facts.append(
-        ("fits at full length", f"{found['fits_parallel']:,} sequences of {found['context_limit']:,} tokens each")
-    )
+    facts.append(("fits together", _sequences(found["parallel"], found["fits_context"])))
+    facts.append(("fits at full length", _sequences(found["fits_parallel"], found["context_limit"])))
     for name, value in found["memory"].items():
         if name != "groups":
             facts.append((f"{name.removesuffix('_bytes')} memory", f"{value / _MIB:,.1f} MiB"))
@@ -65,6 +63,12 @@ def _as_text(found: dict[str, Any]) -> str:
         facts.append((layers, f"{group['bytes_per_token']:,} bytes per token, {held}"))
     width = max(len(name) for name, _ in facts)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in facts)
+
+
+def _sequences(count: int, tokens: int) -> str:
+    return (
+        f"{count:,} sequence of {tokens:,} tokens" if count == 1 else f"{count:,} sequences of {tokens:,} tokens each"
+    )
 
 
 def _fact(value: object) -> str:

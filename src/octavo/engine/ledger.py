@@ -13,7 +13,13 @@ from octavo.cache.spec import CacheGroup, LayerSpec, group_layers
 from octavo.config import EngineConfig
 from octavo.engine.kv_demand import KVDemand, windowed
 from octavo.engine.resident import Resident
-from octavo.engine.working_memory import Serving, activation_bytes, append_tokens, workspace_bytes
+from octavo.engine.working_memory import (
+    Serving,
+    activation_bytes,
+    append_tokens,
+    are_compiled,
+    workspace_bytes,
+)
 from octavo.errors import CapacityError, InvalidRequest
 from octavo.models.config import ModelConfig
 
@@ -120,7 +126,8 @@ def plan_memory(
     Raises `CapacityError` with both numbers if the model does not fit, not even with one block of K/V, or if what was
     asked for explicitly does not. Raises `InvalidRequest` for `num_kv_blocks` of a model without an unbounded layer.
     """
-    return _Planner(model, group_layers(layout), config, serving, resident, available).plan()
+    groups = group_layers(layout)
+    return _Planner(model, groups, config, serving, are_compiled(groups, serving), resident, available).plan()
 
 
 def gib(num_bytes: int) -> str:
@@ -145,6 +152,7 @@ class _Planner:
     groups: tuple[CacheGroup, ...]
     config: EngineConfig
     serving: Serving
+    compiled: tuple[bool, ...]
     resident: Resident
     available: int
 
@@ -157,7 +165,7 @@ class _Planner:
 
     def overhead(self, length: int) -> tuple[int, int]:
         """Workspace and activations."""
-        workspace = workspace_bytes(self.model, self.groups, self.config, self.serving, length)
+        workspace = workspace_bytes(self.model, self.groups, self.config, self.serving, length, compiled=self.compiled)
         return workspace, activation_bytes(self.model, self.config, length)
 
     def left(self, length: int) -> int:
@@ -208,13 +216,8 @@ class _Planner:
                 f"num kv blocks is {self.config.num_kv_blocks}, but every layer of this model has a window, whose "
                 "memory is fixed; leave it out"
             )
-        exact = self.config.num_kv_blocks
-        if exact is not None:  # a pool that is to have few blocks may well hold less than the context
-            limit_here = self.pool_length(exact, limit)
-            length = limit_here if self.fits(limit_here) else 0
-        else:
-            length = limit if self.fits(limit) else largest(self.fits, limit)
-        if length == 0 or (asked is not None and exact is None and length < limit):
+        length = self.length(limit)
+        if length == 0 or (asked is not None and self.config.num_kv_blocks is None and length < limit):
             raise self.refusal(limit, length)
         workspace, activations = self.overhead(length)
         return Ledger(
@@ -229,6 +232,26 @@ class _Planner:
             fits_context=largest(self.fits_all, limit),
             fits_parallel=largest(lambda seqs: self.with_seqs(seqs).fits_all(limit), 1 << 20),
         )
+
+    def length(self, limit: int) -> int:
+        """The longest context, at most `limit`; 0 if what was asked for cannot be had."""
+        budget, exact = self.config.kv_budget, self.config.num_kv_blocks
+        if budget is not None:
+            length = largest(self.within_budget, limit)
+            return length if length and self.loads() and budget <= self.left(length) else 0
+        if exact is not None:  # a pool that is to have few blocks may well hold less than the context
+            length = self.pool_length(exact, limit)
+            return length if self.fits(length) else 0
+        return limit if self.fits(limit) else largest(self.fits, limit)
+
+    def within_budget(self, length: int) -> bool:
+        """Whether the K/V budget, and what is free, hold one sequence of `length` tokens."""
+        budget, needed = self.config.kv_budget, self.kv_of(length)
+        return needed <= self.left(length) and (budget is None or needed <= budget)
+
+    def kv_of(self, length: int) -> int:
+        """K/V that there must be for one sequence of `length` tokens, and the windows of all others."""
+        return self.windows(length) + self.blocks_of(length) * self.demand.bytes_per_block
 
     def with_seqs(self, num_seqs: int) -> _Planner:
         return replace(self, config=replace(self.config, max_num_seqs=num_seqs))
@@ -254,32 +277,38 @@ class _Planner:
     def refusal(self, limit: int, length: int) -> CapacityError:
         """Why a sequence of `limit` tokens does not fit, where at most `length` do (0: not one token)."""
         budget, exact = self.config.kv_budget, self.config.num_kv_blocks
-        if budget is not None:
-            # The most that may be set aside: with room for the context, if that can be had.
-            most = max(self.left(1), 0) if not self.with_budget(self.left(limit)).fits(limit) else self.left(limit)
-            if budget > most and self.with_budget(most).fits(1):
-                return CapacityError(
-                    f"the kv budget is {budget} bytes ({gib(budget)}) but {most} ({gib(most)}) are left after weights "
-                    f"and workspace; give at most {most}"
-                )
-        if length:
-            return self.context_refusal(limit, length)
         least = 1 if exact is None else self.pool_length(1, limit)
-        needed = self.windows(least) + self.demand.bytes_per_block
-        if not self.loads() or self.left(least) < needed:
+        if not self.loads() or self.left(least) < self.kv_of(least):
             return self.model_refusal(least)
         if budget is not None:
-            return CapacityError(
-                f"the kv budget is {budget} bytes ({gib(budget)}), too small for one block of every group of layers; "
-                f"give at least {needed} ({gib(needed)})"
-            )
-        assert exact is not None
+            return self.budget_refusal(budget, limit)
+        if exact is None:
+            return self.context_refusal(limit, length)
         left = self.left(self.pool_length(exact, limit)) - self.windows(limit)
-        most = largest(lambda n: self.with_blocks(n).fits(self.pool_length(n, limit)), exact)
+        most = largest(lambda n: self.with_blocks(n).length(limit) > 0, exact)
         return CapacityError(
             f"{exact} K/V blocks take {gib(exact * self.demand.bytes_per_block)} but {gib(max(0, left))} are left "
             f"after the weights; ask for at most {most}"
         )
+
+    def budget_refusal(self, budget: int, limit: int) -> CapacityError:
+        length, said = largest(self.within_budget, limit), f"the kv budget is {budget} bytes ({gib(budget)})"
+        if length == 0:
+            needed = self.kv_of(1)
+            return CapacityError(
+                f"{said}, too small for one block of every group of layers; give at least {needed} ({gib(needed)})"
+            )
+        if budget > self.left(length):
+            most = largest(lambda n: self.with_budget(n).affordable(limit), budget)
+            return CapacityError(
+                f"{said} but {most} ({gib(most)}) are left after weights and workspace; give at most {most}"
+            )
+        return self.context_refusal(limit, length)
+
+    def affordable(self, limit: int) -> bool:
+        """Whether the budget is there, beside the workspace for the context that it allows."""
+        budget = self.config.kv_budget
+        return budget is None or budget <= self.left(max(1, largest(self.within_budget, limit)))
 
     def pool_length(self, num_blocks: int, limit: int) -> int:
         """The longest sequence in a pool of so many blocks."""
@@ -289,10 +318,10 @@ class _Planner:
         return replace(self, config=replace(self.config, num_kv_blocks=num_blocks))
 
     def with_budget(self, budget: int) -> _Planner:
-        return replace(self, config=replace(self.config, kv_budget=max(1, budget)))
+        return replace(self, config=replace(self.config, kv_budget=budget))
 
     def context_refusal(self, limit: int, length: int) -> CapacityError:
-        taken = self.windows(limit) + self.blocks_of(limit) * self.demand.bytes_per_block
+        taken = self.kv_of(limit)
         budget, left = self.config.kv_budget, self.left(limit)
         held = int(left * _KV_SHARE) if budget is None else min(budget, left)
         raised = f", or --kv-budget {taken} or more" if budget is not None and taken <= left else ""
@@ -302,7 +331,7 @@ class _Planner:
         )
 
     def model_refusal(self, least: int) -> CapacityError:
-        resident, kv = self.resident, self.windows(least) + self.demand.bytes_per_block
+        resident, kv = self.resident, self.kv_of(least)
         needed = resident.weights + resident.runtime + max(resident.loading, sum(self.overhead(least)) + kv)
         return CapacityError(
             f"the model needs {gib(needed)} (weights {gib(resident.weights)}, the rest workspace and K/V) "

@@ -13,7 +13,7 @@ from octavo.layers.linear import RouteChoice
 from octavo.layers.quant_tensor import QuantTensor
 from octavo.models.checkpoint import Checkpoint
 
-_MODULES = 8 << 20  # Octavo's own modules and what they import, beside torch
+_MODULES = 24 << 20  # Octavo's own modules and what they import, beside torch
 _VOCABULARY = 20  # bytes of a tokenizer in memory for one of its description in the file
 _TABLES = ("model.embed_tokens.weight", "lm_head.weight")  # packed before all others
 

@@ -44,7 +44,13 @@ def append_tokens(config: EngineConfig) -> int:
 
 
 def workspace_bytes(
-    model: ModelConfig, groups: Sequence[CacheGroup], config: EngineConfig, serving: Serving, max_context: int
+    model: ModelConfig,
+    groups: Sequence[CacheGroup],
+    config: EngineConfig,
+    serving: Serving,
+    max_context: int,
+    *,
+    compiled: Sequence[bool],
 ) -> int:
     """Rotary tables, the sampler's scratch, encoded activations, and attention's own, for sequences this long."""
     tokens = step_tokens(config, max_context)
@@ -55,10 +61,14 @@ def workspace_bytes(
     columns, encoded = _ENCODED_SPAN
     widest = max(model.hidden_size, model.intermediate_size, model.num_attention_heads * model.head_dim)
     activations = -(-tokens // 16) * 16 * -(-widest // columns) * encoded if serving.device.type == "cpu" else 0
-    attention = [_attention_bytes(group, config, serving, max_context) for group in groups]
-    eager = [group for group in groups if not _compiled(group, serving)]
-    scores = 4 * MAX_SCORES * 4 if eager else 0
-    return tables + sampling + activations + scores + sum(attention)
+    attention = sum(
+        _compiled_bytes(group, config, serving, max_context)
+        if fast
+        else _copied_bytes(group, config, serving, max_context) + _mask_bytes(group, config, max_context)
+        for group, fast in zip(groups, compiled, strict=True)
+    )
+    scores = 0 if all(compiled) else 4 * MAX_SCORES * 4
+    return tables + sampling + activations + scores + attention
 
 
 def activation_bytes(model: ModelConfig, config: EngineConfig, max_context: int) -> int:
@@ -69,26 +79,41 @@ def activation_bytes(model: ModelConfig, config: EngineConfig, max_context: int)
     return int(step_tokens(config, max_context) * per_token * 4 * _FRAGMENTATION)
 
 
-def _compiled(group: CacheGroup, serving: Serving) -> bool:
-    return CompiledAttention.refusal_for(group.spec, serving.codecs, serving.device) is None
+def are_compiled(groups: Sequence[CacheGroup], serving: Serving) -> tuple[bool, ...]:
+    """Which groups the compiled attention serves."""
+    return tuple(CompiledAttention.refusal_for(g.spec, serving.codecs, serving.device) is None for g in groups)
 
 
-def _attention_bytes(group: CacheGroup, config: EngineConfig, serving: Serving, max_context: int) -> int:
-    """Decoded copies of K and V, masks, and the threads' tiles, for one group."""
-    spec, append = group.spec, min(append_tokens(config), max_context)
-    in_ring = spec.window is not None and serving.storage is StorageKind.DENSE
-    reach = max_context if spec.window is None else min(max_context, spec.window - 1 + append)
-    span = -(-reach // KEY_CHUNK) * KEY_CHUNK + (0 if spec.window is None else KEY_CHUNK)
-    staged = span * spec.num_kv_heads * (spec.k_dim + spec.v_dim) * 4
-    if in_ring:  # the step's own tokens pass through the codec
-        staged += 2 * append * spec.num_kv_heads * max(spec.k_dim, spec.v_dim) * 4
-    elif serving.storage is StorageKind.PAGED:  # blocks are collected before they are decoded
-        staged += span * spec.num_kv_heads * max(spec.k_dim, spec.v_dim) * 4
-    if _compiled(group, serving):
-        tiles = serving.threads * _tile_bytes(spec.k_dim, spec.v_dim)
-        needs_copy = in_ring or (serving.gather and serving.storage is StorageKind.PAGED)
-        return tiles + (staged if needs_copy else 0)
-    return staged + span * step_tokens(config, max_context)
+def _compiled_bytes(group: CacheGroup, config: EngineConfig, serving: Serving, max_context: int) -> int:
+    """The threads' tiles; and a copy only where a chunk goes to a ring, or a switch has blocks gathered."""
+    in_ring = group.spec.window is not None and serving.storage is StorageKind.DENSE
+    gathered = serving.gather and serving.storage is StorageKind.PAGED
+    tiles = serving.threads * _tile_bytes(group.spec.k_dim, group.spec.v_dim)
+    return tiles + (_copied_bytes(group, config, serving, max_context) if in_ring or gathered else 0)
+
+
+def _span(group: CacheGroup, config: EngineConfig, max_context: int) -> int:
+    """Most keys that one sequence's step attends to, in whole chunks."""
+    window = group.spec.window
+    if window is None:
+        return -(-max_context // KEY_CHUNK) * KEY_CHUNK
+    reach = min(max_context, window - 1 + append_tokens(config))
+    return (-(-reach // KEY_CHUNK) + 1) * KEY_CHUNK
+
+
+def _copied_bytes(group: CacheGroup, config: EngineConfig, serving: Serving, max_context: int) -> int:
+    """Keys and values of one sequence in float32, and what is held while they are decoded."""
+    spec, span = group.spec, _span(group, config, max_context)
+    wider = spec.num_kv_heads * max(spec.k_dim, spec.v_dim) * 4
+    if serving.storage is StorageKind.PAGED:  # blocks are collected before they are decoded
+        beside = span * wider
+    else:  # the tokens of a chunk pass through the codec before they go to a ring
+        beside = 0 if spec.window is None else 2 * min(append_tokens(config), max_context) * wider
+    return span * spec.num_kv_heads * (spec.k_dim + spec.v_dim) * 4 + beside
+
+
+def _mask_bytes(group: CacheGroup, config: EngineConfig, max_context: int) -> int:
+    return _span(group, config, max_context) * step_tokens(config, max_context)
 
 
 def _tile_bytes(k_dim: int, v_dim: int) -> int:
