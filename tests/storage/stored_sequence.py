@@ -78,13 +78,20 @@ class StoredSequence:
         live_start = self.pool.live_start(self.handle)
         fresh = self.pool.append(self.handle, n)
         slot, generation = self.handle
-        self.cache.plan(StepBatch((StepRow(slot, generation, self.storage, (0,) * n, start, fresh, live_start, True),)))
+        place = (live_start, True, self.state.keep, self.state.rope_offset)
+        row = StepRow(slot, generation, self.storage, (0,) * n, start, fresh, *place)
+        self.cache.plan(StepBatch((row,)))
         outputs = [
             self.cache.attend(i, *(part[start : start + n].contiguous() for part in parts)).clone()
             for i, parts in enumerate(data)
         ]
         self.trim()
         return outputs
+
+    def shift(self, num_tokens: int) -> None:
+        """Drop the oldest tokens after the kept ones, and rotate the keys of those that follow."""
+        self.pool.shift(self.handle, num_tokens)
+        self.cache.shift(self.state, lambda layer: 10_000.0 ** -(torch.arange(DIM // 2) / (DIM // 2)))
 
     def export(self) -> KVSnapshot:
         return self.cache.export(self.state, range(self.written), MODEL)

@@ -107,6 +107,28 @@ def test_kept_tokens_travel_from_blocks_to_blocks(block_size):
     assert_same(away.export(), snapshot)
 
 
+@pytest.mark.parametrize("block_size", [16, 32])
+@pytest.mark.parametrize("num_dropped", [32, 96])
+def test_a_shifted_context_goes_on_in_a_sequence_that_was_shifted_alike(block_size, num_dropped):
+    data = draw(LAYOUT)
+    home = filled(PAGED, data, 140, keep=32)
+    home.shift(num_dropped)
+    snapshot = KVSnapshot.from_bytes(home.export().to_bytes())
+    away = StoredSequence(LAYOUT, PAGED, block_size=block_size, keep=32)
+    away.count(140)
+    away.pool.shift(away.handle, num_dropped)
+    away.cache.import_(snapshot, away.state)
+    assert_same(away.export(), snapshot)
+    for step in range(4):
+        for here, there in zip(home.write(data, 1 + 9 * step), away.write(data, 1 + 9 * step), strict=True):
+            assert torch.isfinite(there).all()
+            assert torch.equal(here, there)
+        if step == 1 and num_dropped == 32:
+            home.shift(32)
+            away.shift(32)
+    assert_same(away.export(), home.export())
+
+
 def test_a_ring_has_no_kept_tokens_for_blocks_that_show_them():
     snapshot = filled(DENSE, draw(LAYOUT), 130, keep=5).export()
     away = StoredSequence(LAYOUT, PAGED, keep=5)
