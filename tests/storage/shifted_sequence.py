@@ -107,6 +107,7 @@ class Decoder:
         self.cache = book.cache
         self._layout = layout
         self._inv_freq = inv_freq
+        self.cache.set_rotation(lambda layer: inv_freq[layer])
         generator = torch.Generator().manual_seed(0)
         self._drawn = [
             [
@@ -127,13 +128,6 @@ class Decoder:
             q, k = self._rotate(q, position, layer).float(), self._rotate(k, position, layer).float()
             outputs.append(self.cache.attend(layer, q, k, v).clone())
         return outputs
-
-    def shift(self, num_tokens: int) -> None:
-        self.book.drop(num_tokens)
-        self.cache.shift(self.book.state, self.inverse_frequencies)
-
-    def inverse_frequencies(self, layer: int) -> Tensor:
-        return self._inv_freq[layer]
 
     def define(self) -> list[Tensor]:
         """What the last token's step gives, [Hq, D] float64 per layer: what is shown counts from 0 without a gap."""

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from octavo.cache.refusals import InvalidArgument
-from octavo.cache.sequence import SequenceHandle
 from octavo.cache.spec import LayerSpec
-from octavo.errors import InvalidRequest
+from octavo.errors import EngineFault, InvalidRequest
 from octavo.step_batch import FreshBlocks, StepBatch, StepRow, StorageKind
 from octavo.storage.compiled_attention import CompiledAttention
 from tests.storage.shifted_sequence import Bookkeeping, Decoder
@@ -51,7 +50,7 @@ def run(decoder, drops, chunk=1):
     for num_tokens in drops:
         while len(decoder.book.visible()) + chunk <= CONTEXT:
             outputs.append(decoder.step(chunk))
-        decoder.shift(num_tokens)
+        decoder.book.drop(num_tokens)
         outputs.append(decoder.step(chunk))
     stop = decoder.book.state.written - chunk + 1  # the last step is longer in larger chunks
     return [torch.cat(pieces)[:stop] for pieces in zip(*outputs, strict=True)]
@@ -93,7 +92,7 @@ def test_decoding_past_the_context_equals_attention_over_what_is_shown(route, ke
     for num_tokens in drops:
         if (room := CONTEXT - len(decoder.book.visible())) > 0:
             decoder.step(room)
-        decoder.shift(num_tokens)
+        decoder.book.drop(num_tokens)
         for _ in range(2):
             for got, expected in zip(decoder.step(1), decoder.define(), strict=True):
                 bound = 2e-5 * expected.abs().max()
@@ -108,7 +107,7 @@ def test_codecs_that_can_be_rotated_stay_close(codecs, error):
     decoder = decoder_of(codecs=codecs)
     decoder.step(CONTEXT)
     for _ in range(4):
-        decoder.shift(16)
+        decoder.book.drop(16)
         for _ in range(16):
             got = decoder.step(1)
     for output, expected in zip(got, decoder.define(), strict=True):
@@ -131,7 +130,7 @@ def test_shifts_go_on_long_past_the_length_of_a_table():
     decoder = decoder_of()
     decoder.step(CONTEXT)
     while decoder.book.state.written < 6 * CONTEXT:
-        decoder.shift(16)
+        decoder.book.drop(16)
         for _ in range(16):
             got = decoder.step(1)
     for output, expected in zip(got, decoder.define(), strict=True):
@@ -149,7 +148,7 @@ def test_a_shift_changes_the_keys_of_the_tokens_that_go_on_and_nothing_else():
         decoder.cache.attend(layer, torch.ones(9, 4, DIM), torch.ones(9, 2, DIM), torch.ones(9, 2, DIM))
     decoder.book.drop(32)
     keys, values = planes(decoder.cache, "k"), planes(decoder.cache, "v")
-    decoder.cache.shift(decoder.book.state, decoder.inverse_frequencies)
+    decoder.cache.plan(decoder.book.batch([0]))
     assert equal(planes(decoder.cache, "v"), values)
     for layer, before, after in zip(decoder.cache._layers, keys, planes(decoder.cache, "k"), strict=True):
         table = decoder.book.state.tables[decoder.cache._group_of[layer]]
@@ -158,98 +157,96 @@ def test_a_shift_changes_the_keys_of_the_tokens_that_go_on_and_nothing_else():
         assert changed == {table.block_ids[p // 16] * 16 + p % 16 for p in live}
 
 
-def test_a_second_call_changes_nothing():
+def test_a_step_that_failed_and_is_planned_again_rotates_nothing_again():
     decoder = decoder_of()
     decoder.step(CONTEXT)
-    decoder.shift(32)
+    decoder.book.drop(32)
+    batch = decoder.book.batch([0])
+    decoder.cache.plan(batch)
     before = planes(decoder.cache)
-    decoder.cache.shift(decoder.book.state, decoder.inverse_frequencies)
+    decoder.cache.plan(batch)
     assert equal(planes(decoder.cache), before)
 
 
-def test_a_shift_ends_what_can_be_taken_back():
+def test_a_shift_ends_what_can_be_taken_back_of_the_steps_before():
     decoder = decoder_of()
     with decoder.cache.decode_lookahead():
         decoder.step(CONTEXT - 1)
         decoder.step(1)
-        decoder.shift(32)
-        with pytest.raises(InvalidArgument, match="0 can be taken back"):
-            decoder.cache.rewind([1])
+        decoder.book.drop(32)
+        decoder.step(1)
+        with pytest.raises(InvalidArgument, match="1 can be taken back"):
+            decoder.cache.rewind([1], 2)
+        decoder.cache.rewind([1], 1)
 
 
-def test_a_step_that_does_not_know_of_the_shift_is_an_error():
-    decoder = decoder_of()
-    decoder.step(CONTEXT)
-    decoder.shift(32)
-    with pytest.raises(AssertionError, match="rotated by 32"):
-        decoder.cache.plan(StepBatch((replace(decoder.book.row([0]), rope_offset=0),)))
+def assert_refused(decoder, batch, error, match):
+    """Before anything is touched: neither a row nor a table."""
+    before = planes(decoder.cache)
+    with pytest.raises(error, match=match):
+        decoder.cache.plan(batch)
+    assert equal(planes(decoder.cache), before)
+    assert decoder.cache._tables[1].rope_offset == 0
 
 
 @pytest.mark.parametrize("codec", ["q8_0", "q4_0", "turbo4"])
-def test_keys_in_a_codec_that_cannot_be_rotated_are_refused_before_anything_is_touched(codec):
+def test_keys_in_a_codec_that_cannot_be_rotated_are_refused(codec):
     decoder = decoder_of(codecs=(codec, "f16"))
+    with pytest.raises(InvalidRequest, match=f"{codec} for k cannot be shifted"):
+        decoder.cache.check_shift()
     decoder.step(CONTEXT)
     decoder.book.drop(32)
-    before = planes(decoder.cache)
-    with pytest.raises(InvalidRequest, match=f"{codec} for k cannot be shifted; choose one of bf16, f16, f32"):
-        decoder.cache.shift(decoder.book.state, decoder.inverse_frequencies)
-    assert equal(planes(decoder.cache), before)
-    assert decoder.cache._tables[1].rope_offset == 0
+    assert_refused(decoder, decoder.book.batch([0]), InvalidRequest, "choose one of bf16, f16, f32 for k")
 
 
-def wrongs():
-    def dense(state):
-        state.storage = StorageKind.DENSE
-
-    def gap(state):
-        state.tables[0].live_start += 1
-
-    def too_far(state):
-        state.rope_offset = 97
-
-    def back(state):
-        state.rope_offset = -1
-
-    def lost_block(state):
-        state.tables[0].block_ids[4] = None
-
-    def short_window(state):
-        state.tables[1].live_start = 82
-
-    def other_tenant(state):
-        state.handle = SequenceHandle(1, 4)
-
-    return [dense, gap, too_far, back, lost_block, short_window, other_tenant]
+def test_codecs_of_values_and_keys_that_can_be_rotated_pass_the_check():
+    for codecs in (("f32", "f32"), ("f16", "q8_0"), ("bf16", "q4_0")):
+        decoder_of(codecs=codecs).cache.check_shift()
 
 
-@pytest.mark.parametrize("spoil", wrongs(), ids=lambda f: f.__name__)
-def test_a_sequence_that_cannot_be_shifted_so_is_refused_before_anything_is_touched(spoil):
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"storage": StorageKind.DENSE}, "only paged"),
+        ({"live_start": (37, 81)}, "position 37 in group 0 .* must be 36"),
+        ({"live_start": (35, 81)}, "position 35 in group 0"),
+        ({"live_start": (36, 82)}, "position 82 in group 1 .* must be 81"),
+        ({"rope_offset": 97}, "it must be from 0 to 96"),
+        ({"rope_offset": -1}, "it must be from 0"),
+    ],
+    ids=str,
+)
+def test_a_row_that_cannot_be_shifted_so_is_refused(changes, match):
     decoder = decoder_of()
     decoder.step(CONTEXT)
     decoder.book.drop(32)
-    spoil(decoder.book.state)
-    before = planes(decoder.cache)
-    with pytest.raises(InvalidArgument):
-        decoder.cache.shift(decoder.book.state, decoder.inverse_frequencies)
-    assert equal(planes(decoder.cache), before)
-    assert decoder.cache._tables[1].rope_offset == 0
+    row = decoder.book.row([0])
+    assert_refused(decoder, StepBatch((replace(row, **changes),)), InvalidArgument, match)
+    decoder.cache.plan(StepBatch((row,)))
 
 
-def test_frequencies_for_more_than_a_head_has_are_refused_before_anything_is_touched():
+def test_a_shift_without_a_rotation_is_an_error():
     decoder = decoder_of()
     decoder.step(CONTEXT)
+    decoder.cache._frequencies = {}
     decoder.book.drop(32)
-    before = planes(decoder.cache)
+    assert_refused(decoder, decoder.book.batch([0]), EngineFault, "set_rotation")
+
+
+def test_frequencies_for_more_than_a_head_has_are_refused():
+    cache = decoder_of().cache
     for wrong in (torch.ones(DIM // 2 + 1), torch.ones(1, 2)):
         with pytest.raises(InvalidArgument, match="layer 3"):
-            decoder.cache.shift(decoder.book.state, lambda layer, wrong=wrong: wrong if layer == 3 else WHOLE_HEAD)
-    assert equal(planes(decoder.cache), before)
+            cache.set_rotation(lambda layer, wrong=wrong: wrong if layer == 3 else WHOLE_HEAD)
 
 
-def test_another_keep_than_at_the_last_shift_is_refused():
+def test_another_keep_or_a_lower_offset_than_at_the_last_shift_is_refused():
     decoder = decoder_of()
     decoder.step(CONTEXT)
-    decoder.shift(32)
-    decoder.book.state.keep = 5
-    with pytest.raises(InvalidArgument, match="keeps 5 tokens and kept 4"):
-        decoder.cache.shift(decoder.book.state, decoder.inverse_frequencies)
+    decoder.book.drop(32)
+    decoder.step(1)
+    decoder.book.drop(16)
+    row = decoder.book.row([0])
+    for changes, match in (({"keep": 5}, "keeps 5 tokens and kept 4"), ({"rope_offset": 16}, "from 32 to")):
+        with pytest.raises(InvalidArgument, match=match):
+            decoder.cache.plan(StepBatch((replace(row, **changes),)))

@@ -63,12 +63,12 @@ def decode(loaded, drop):
     history = History(torch.randint(3, 380, (LENGTH,), generator=generator))
     layout = loaded.model.kv_layout(loaded.plan.config)
     book = Bookkeeping(layout, KEEP, max_context=CONTEXT)
+    book.cache.set_rotation(loaded.model.inverse_frequencies)
     runner = ModelRunner(loaded, book.cache)
     logits, shifts = [], 0
     for first, count in ((0, PROMPT), *((at, 1) for at in range(PROMPT, LENGTH))):
         if len(book.visible()) + count > CONTEXT:
             book.drop(drop)
-            book.cache.shift(book.state, loaded.model.inverse_frequencies)
             shifts += 1
         logits.append(runner.execute(book.batch(history.token_ids[first : first + count].tolist())))
         history.note(first, book.visible(), book.state.rope_offset)

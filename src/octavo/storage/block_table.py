@@ -36,12 +36,13 @@ class BlockTable:
         if row.generation != self.generation:
             self.generation = row.generation
             self._place(row.keep, row.rope_offset)
-        assert row.rope_offset == self.rope_offset, f"slot {row.slot}: its keys were rotated by {self.rope_offset}"
+        elif row.rope_offset != self.rope_offset:
+            self._drop(row.keep, row.rope_offset)
         for fresh in row.fresh:
             self._set(fresh.group, fresh.first, fresh.block_ids)
 
     def restore(self, sequence: SequenceState) -> None:
-        """Take over all blocks of a sequence, whose tokens were stored without a step or shifted since."""
+        """Take over all blocks of a sequence, whose first tokens were stored without a step."""
         self.generation = sequence.handle.generation
         self._place(sequence.keep, sequence.rope_offset)
         for group, table in enumerate(sequence.tables):
@@ -66,6 +67,13 @@ class BlockTable:
         self._kept_blocks = -(-keep // size)
         self._removed_blocks = max(0, (keep + rope_offset) // size - self._kept_blocks) if rope_offset else 0
         self.skip = rope_offset - self._removed_blocks * size
+
+    def _drop(self, keep: int, rope_offset: int) -> None:
+        """Close the gap that a context shift has left."""
+        before = self._removed_blocks
+        self._place(keep, rope_offset)
+        live = self._ids[:, self._kept_blocks + self._removed_blocks - before :].copy()
+        self._ids[:, self._kept_blocks : self._kept_blocks + live.shape[1]] = live
 
     def _set(self, group: int, first: int, ids: Sequence[int]) -> None:
         """Blocks from the sequence's `first` on. Those that have no column are left out."""

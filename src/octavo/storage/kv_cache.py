@@ -12,7 +12,7 @@ from torch import Tensor
 from octavo.cache.sequence import SequenceState
 from octavo.cache.spec import CacheGroup, LayerSpec
 from octavo.errors import EngineFault, InvalidRequest
-from octavo.step_batch import StepBatch
+from octavo.step_batch import StepBatch, StepRow
 from octavo.storage.block_table import BlockTable
 from octavo.storage.codecs import Codec
 from octavo.storage.compiled_attention import CompiledAttention
@@ -25,7 +25,7 @@ from octavo.storage.shift import (
     InverseFrequencies,
     check_codec,
     check_frequencies,
-    check_sequence,
+    check_row,
     rotate_back,
 )
 from octavo.storage.snapshot import KVSnapshot, ModelIdentity
@@ -92,6 +92,7 @@ class KVCache:
             if (window := group.spec.window) is not None and (ring := self._layers[layer].ring) is not None
         }
         self._undo = UndoLog(list(self._rings.values()), max_seqs)
+        self._frequencies: dict[int, Tensor] = {}
         self._plans: list[Any] = []
         self._codec_names = (codecs[0].name, codecs[1].name)
         self._movers = [
@@ -121,12 +122,17 @@ class KVCache:
     def plan(self, batch: StepBatch) -> None:
         """Route the rows of the next step and count the routes. Valid until the next call.
 
-        Raises `EngineFault` while a layer lacks its sink logits.
+        A row whose `rope_offset` has risen since its last step was shifted: all its stored keys but the kept tokens'
+        are rotated back first. Raises `EngineFault` while a layer lacks its sink logits or a shifted row its rotation,
+        `InvalidRequest` or `InvalidArgument` for a shift that cannot be; then nothing has changed.
         """
         if self._without_sinks:
             raise EngineFault(f"layer {min(self._without_sinks)} has no sink logits yet; call set_sinks before a step")
+        rises = self._rises(batch)
         for row in batch.rows:
             self._tables[row.slot].update(row)
+        for row, delta in rises:
+            self._rotate_back(row, delta)
         self._undo.follow(batch)
         self._plans = [attention.plan(batch, g, self._tables) for g, attention in enumerate(self._attention)]
         for attention, plan in zip(self._attention, self._plans, strict=True):
@@ -197,28 +203,41 @@ class KVCache:
         """Nothing of the slot can be rewound any more: for bookkeeping that trims it without `rewind`."""
         self._undo.forget(slot)
 
-    @torch.inference_mode()
-    def shift(self, sequence: SequenceState, inverse_frequencies: InverseFrequencies) -> None:
-        """Follow a context shift that the bookkeeping has made: rotate the stored keys of all but the kept tokens back.
+    def set_rotation(self, inverse_frequencies: InverseFrequencies) -> None:
+        """Say how far keys are rotated, as context shifts need to know. Raises `InvalidArgument` for a wrong shape."""
+        given = {layer: inverse_frequencies(layer) for layer in self._layers}
+        for layer, frequencies in given.items():
+            check_frequencies(frequencies, layer, self._groups[self._group_of[layer]].spec.k_dim)
+        self._frequencies = given
 
-        `sequence` has its new `rope_offset` and tables; no block from its live ones on is shared. By the rise of
-        `rope_offset` since the last call, so a second call changes nothing. Raises `InvalidRequest` for keys in a codec
-        that cannot, `InvalidArgument` for a sequence that cannot be shifted so; then nothing has changed.
-        """
-        table, slot = self._tables[sequence.handle.slot], sequence.handle.slot
+    def check_shift(self) -> None:
+        """Raises `InvalidRequest` if the context of no sequence can be shifted, because of the codec of its keys."""
         check_codec(next(iter(self._layers.values())).codecs[0])
-        check_sequence(sequence, self._groups, table)
-        frequencies = {layer: inverse_frequencies(layer) for layer in self._layers}
-        for layer, given in frequencies.items():
-            check_frequencies(given, layer, self._groups[self._group_of[layer]].spec.k_dim)
-        offset, delta = sequence.rope_offset, sequence.rope_offset - table.rope_offset
-        table.restore(sequence)
-        self._undo.forget(slot)
+
+    def _rises(self, batch: StepBatch) -> list[tuple[StepRow, int]]:
+        """Rows whose context was shifted since their last step, and by how much. Changes nothing."""
+        tables = [(row, self._tables[row.slot]) for row in batch.rows]
+        rises = [
+            (row, row.rope_offset - table.rope_offset)
+            for row, table in tables
+            if row.generation == table.generation and row.rope_offset != table.rope_offset
+        ]
+        for row, _ in rises:
+            if not self._frequencies:
+                raise EngineFault(f"slot {row.slot} was shifted; call set_rotation before such a step")
+            self.check_shift()
+            check_row(row, self._groups, self._tables[row.slot])
+        return rises
+
+    def _rotate_back(self, row: StepRow, delta: int) -> None:
+        """Rotate stored keys after the kept ones, all of private blocks, back by `delta` positions."""
+        self._undo.forget(row.slot)
         for g, group in enumerate(self._groups):
-            first = max(sequence.keep, sequence.tables[g].live_start - offset)
-            mapping = table.slot_mapping(g, first, sequence.rope_position)
-            if delta and len(mapping):
-                rotate_back({n: self._layers[n].blocks.k for n in group.layers}, mapping, delta, frequencies)
+            first = max(row.keep, row.live_start[g] - row.rope_offset)
+            mapping = self._tables[row.slot].slot_mapping(g, first, row.rope_start)
+            if len(mapping):
+                keys = {layer: self._layers[layer].blocks.k for layer in group.layers}
+                rotate_back(keys, mapping, delta, self._frequencies)
 
     def ring_state(self, slot: int) -> RingState:
         """A copy of the windows that a dense sequence keeps in rings, after its last step."""

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.cache.refusals import InvalidArgument
-from octavo.cache.sequence import SequenceState
 from octavo.cache.spec import CacheGroup
 from octavo.errors import InvalidRequest
-from octavo.step_batch import StorageKind
+from octavo.step_batch import StepRow, StorageKind
 from octavo.storage.block_table import BlockTable
 from octavo.storage.codecs import Codec, RowStore
 from octavo.storage.plan import Piece, pieces_of
@@ -37,31 +36,25 @@ def check_codec(k_codec: Codec) -> None:
         )
 
 
-def check_sequence(sequence: SequenceState, groups: Sequence[CacheGroup], table: BlockTable) -> None:
-    """Raises `InvalidArgument` unless `sequence` was shifted once more than `table`, without a gap in what it shows."""
-    name, offset, keep = f"sequence {sequence.seq_id!r}", sequence.rope_offset, sequence.keep
-    if sequence.storage is not StorageKind.PAGED:
-        raise InvalidArgument(f"{name} is {sequence.storage.value}; only paged sequences can be shifted")
-    if sequence.handle.generation != table.generation:
-        raise InvalidArgument(f"{name} has stored no tokens in slot {sequence.handle.slot}")
+def check_row(row: StepRow, groups: Sequence[CacheGroup], table: BlockTable) -> None:
+    """Raises `InvalidArgument` unless `row` was shifted further than `table`, without a gap in what it shows."""
+    name, offset, keep = f"slot {row.slot}", row.rope_offset, row.keep
+    if row.storage is not StorageKind.PAGED:
+        raise InvalidArgument(f"{name} holds a {row.storage.value} sequence; only paged ones can be shifted")
     if table.rope_offset and table.keep != keep:
         raise InvalidArgument(f"{name} keeps {keep} tokens and kept {table.keep} when it was shifted before")
-    if not table.rope_offset <= offset <= sequence.written - keep:
+    if not table.rope_offset <= offset <= row.start - keep:
         raise InvalidArgument(
-            f"{name} of {sequence.written} tokens, {keep} of them kept, has rope offset {offset}; "
-            f"it must be from {table.rope_offset} to {sequence.written - keep}"
+            f"{name} with {row.start} tokens, {keep} of them kept, has rope offset {offset}; "
+            f"it must be from {table.rope_offset} to {row.start - keep}"
         )
-    for g, group in enumerate(groups):
-        live_start = sequence.tables[g].live_start
-        needed = max(keep, group.spec.first_visible(sequence.rope_position)) + offset
+    for g, (group, live_start) in enumerate(zip(groups, row.live_start, strict=True)):
+        needed = max(keep, group.spec.first_visible(row.rope_start)) + offset
         if live_start > needed or (group.spec.window is None and live_start < needed):
             raise InvalidArgument(
                 f"{name} goes on at position {live_start} in group {g} after {keep} kept tokens; "
                 f"with rope offset {offset} it must be {needed}"
             )
-        first, stop = live_start // table.block_size, -(-sequence.written // table.block_size)
-        if None in sequence.tables[g].block_ids[first:stop] or len(sequence.tables[g].block_ids) < stop:
-            raise InvalidArgument(f"{name} lacks a block of positions {live_start} to {sequence.written} in group {g}")
 
 
 def rotate_back(
