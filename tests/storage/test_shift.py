@@ -157,6 +157,31 @@ def test_a_shift_changes_the_keys_of_the_tokens_that_go_on_and_nothing_else():
         assert changed == {table.block_ids[p // 16] * 16 + p % 16 for p in live}
 
 
+def test_blocks_that_were_shared_are_replaced_in_the_same_step_and_stay_as_they_were():
+    expected, decoder = decoder_of(), decoder_of()
+    for each in (expected, decoder):
+        each.step(CONTEXT)
+        each.book.drop(32)
+    book, shared = decoder.book, {}
+    row = book.row([0])
+    replaced = []
+    for g, group in enumerate(book.groups):
+        source, target = book.state.tables[g].block_ids[5], book._free[g].pop()
+        for layer in group.layers:
+            blocks = decoder.cache._layers[layer].blocks
+            for plane in (*blocks.k.planes().values(), *blocks.v.planes().values()):
+                plane[target * 16 : target * 16 + 16] = plane[source * 16 : source * 16 + 16]
+                shared[layer, id(plane)] = plane, source, plane[source * 16 : source * 16 + 16].clone()
+        book.state.tables[g].block_ids[5] = target
+        replaced.append(FreshBlocks(g, 5, (target,)))
+    decoder.book.state.written -= 1
+    row = replace(row, fresh=(*replaced, *row.fresh))
+    decoder.cache.plan(StepBatch((row,)))  # a first try that fails, so that all is announced by now
+    assert equal(decoder.step(1), expected.step(1))
+    for plane, source, before in shared.values():
+        assert torch.equal(plane[source * 16 : source * 16 + 16], before)
+
+
 def test_a_step_that_failed_and_is_planned_again_rotates_nothing_again():
     decoder = decoder_of()
     decoder.step(CONTEXT)
