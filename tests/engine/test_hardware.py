@@ -142,3 +142,18 @@ def test_auto_takes_a_gpu_and_cuda_without_one_is_refused(monkeypatch):
     assert hardware.choose_device("auto").type == "cpu"
     with pytest.raises(InvalidRequest, match=r"'cuda'.*--device cpu"):
         hardware.choose_device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("setting", "size"),
+    [
+        ("always within_size advise [never] deny force\n", 0),
+        ("always within_size [advise] never deny force\n", 2 << 20),
+        ("[always] within_size advise never deny force\n", 2 << 20),
+        ("", 0),
+    ],
+)
+def test_large_pages_count_only_where_shared_mappings_get_them(tmp_path, monkeypatch, setting, size):
+    (tmp_path / "shmem_enabled").write_text(setting)
+    monkeypatch.setattr(hardware, "_SHARED_LARGE_PAGES", tmp_path / "shmem_enabled")
+    assert hardware.large_page_bytes() == size
