@@ -1,4 +1,4 @@
-"""The public API. Importing it loads no torch: `LLM` is imported on first use."""
+"""The public API. Importing it loads no torch: `LLM` and `KVSnapshot` are imported on first use."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from octavo.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from octavo.llm import LLM
+    from octavo.storage.snapshot import KVSnapshot
 
 __all__ = [
     "LLM",
@@ -18,6 +19,7 @@ __all__ = [
     "Completion",
     "EngineFault",
     "InvalidRequest",
+    "KVSnapshot",
     "LoadError",
     "OctavoError",
     "RequestOutput",
@@ -36,6 +38,10 @@ def __getattr__(name: str) -> Any:
         from octavo.llm import LLM
 
         return LLM
+    if name == "KVSnapshot":
+        from octavo.storage.snapshot import KVSnapshot
+
+        return KVSnapshot
     raise AttributeError(f"module 'octavo' has no attribute {name!r}")
 
 
