@@ -27,7 +27,7 @@ _LEVELS = (
 
 
 class Turbo4Codec(PlaneCodec):
-    """`turbo4`: about 0.52 bytes per element.
+    """`turbo4`: 0.51 to 0.63 bytes per element.
 
     A head is cut into blocks of B elements, B the largest power of two (256 at most) that divides it. Of a block x,
     with fixed signs s and the Hadamard matrix H of ±1, y = H (s · x) has elements that are close to normal with
