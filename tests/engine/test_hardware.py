@@ -147,13 +147,13 @@ def test_auto_takes_a_gpu_and_cuda_without_one_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("setting", "size"),
     [
-        ("always within_size advise [never] deny force\n", 0),
-        ("always within_size [advise] never deny force\n", 2 << 20),
-        ("[always] within_size advise never deny force\n", 2 << 20),
+        ("always madvise [never]\n", 0),
+        ("always [madvise] never\n", 2 << 20),
+        ("[always] madvise never\n", 2 << 20),
         ("", 0),
     ],
 )
-def test_large_pages_count_only_where_shared_mappings_get_them(tmp_path, monkeypatch, setting, size):
-    (tmp_path / "shmem_enabled").write_text(setting)
-    monkeypatch.setattr(hardware, "_SHARED_LARGE_PAGES", tmp_path / "shmem_enabled")
+def test_large_pages_count_only_where_mappings_get_them(tmp_path, monkeypatch, setting, size):
+    (tmp_path / "enabled").write_text(setting)
+    monkeypatch.setattr(hardware, "_LARGE_PAGES", tmp_path / "enabled")
     assert hardware.large_page_bytes() == size

@@ -14,7 +14,7 @@ from octavo.engine import cgroup
 from octavo.errors import InvalidRequest
 
 _MEMINFO = Path("/proc/meminfo")
-_SHARED_LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+_LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -67,9 +67,9 @@ def available_memory(device: torch.device) -> int:
 
 
 def large_page_bytes() -> int:
-    """Bytes that a shared mapping which asks for large pages is rounded up to; 0 where it gets none."""
-    chosen = cgroup.read(_SHARED_LARGE_PAGES).partition("[")[2].partition("]")[0]
-    return 2 << 20 if chosen in ("always", "within_size", "advise", "force") else 0
+    """Bytes that a mapping which asks for large pages is rounded up to; 0 where it gets none."""
+    chosen = cgroup.read(_LARGE_PAGES).partition("[")[2].partition("]")[0]
+    return 2 << 20 if chosen in ("always", "madvise") else 0
 
 
 def _affinity() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 from contextlib import suppress
 from threading import Lock
 
@@ -41,7 +42,9 @@ class Arena:
             return memory
 
     def _map(self, size: int) -> None:
-        self._chunk = mmap.mmap(-1, size)
+        # A private mapping: shared ones, the default here, seldom get large pages.
+        private = {} if os.name == "nt" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
+        self._chunk = mmap.mmap(-1, size, **private)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with suppress(OSError):  # a system built without large pages has small ones
                 self._chunk.madvise(mmap.MADV_HUGEPAGE)
