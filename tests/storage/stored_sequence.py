@@ -91,7 +91,8 @@ class StoredSequence:
     def shift(self, num_tokens: int) -> None:
         """Drop the oldest tokens after the kept ones, and rotate the keys of those that follow."""
         self.pool.shift(self.handle, num_tokens)
-        self.cache.shift(self.state, lambda layer: 10_000.0 ** -(torch.arange(DIM // 2) / (DIM // 2)))
+        self.cache.set_rotation(lambda layer: 10_000.0 ** -(torch.arange(DIM // 2) / (DIM // 2)))
+        self.cache.shift(self.state)
 
     def export(self) -> KVSnapshot:
         return self.cache.export(self.state, range(self.written), MODEL)

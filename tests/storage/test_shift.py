@@ -12,6 +12,7 @@ from octavo.cache.spec import LayerSpec
 from octavo.errors import EngineFault, InvalidRequest
 from octavo.step_batch import FreshBlocks, StepBatch, StepRow, StorageKind
 from octavo.storage.compiled_attention import CompiledAttention
+from octavo.storage.snapshot import ModelIdentity
 from tests.storage.shifted_sequence import Bookkeeping, Decoder
 
 DIM, CONTEXT = 32, 100
@@ -248,6 +249,39 @@ def test_a_row_that_cannot_be_shifted_so_is_refused(changes, match):
     row = decoder.book.row([0])
     assert_refused(decoder, StepBatch((replace(row, **changes),)), InvalidArgument, match)
     decoder.cache.plan(StepBatch((row,)))
+
+
+def test_a_sequence_shifted_at_once_goes_on_as_one_shifted_by_its_next_step():
+    expected, decoder = decoder_of(), decoder_of()
+    for each in (expected, decoder):
+        each.step(CONTEXT)
+        each.book.drop(32)
+    decoder.cache.shift(decoder.book.state)
+    before = planes(decoder.cache)
+    decoder.cache.shift(decoder.book.state)
+    assert equal(planes(decoder.cache), before)
+    assert equal(decoder.step(1), expected.step(1))
+
+
+def test_a_sequence_that_cannot_be_shifted_at_once_is_refused():
+    decoder = decoder_of()
+    with pytest.raises(InvalidArgument, match="holds nothing"):
+        decoder.cache.shift(decoder.book.state)
+    decoder.step(CONTEXT)
+    decoder.book.drop(32)
+    decoder.book.state.tables[0].live_start += 1
+    before = planes(decoder.cache)
+    with pytest.raises(InvalidArgument, match="position 37 in group 0"):
+        decoder.cache.shift(decoder.book.state)
+    assert equal(planes(decoder.cache), before)
+
+
+def test_what_was_shifted_and_not_rotated_yet_cannot_be_exported():
+    decoder = decoder_of()
+    decoder.step(CONTEXT)
+    decoder.book.drop(32)
+    with pytest.raises(AssertionError, match="shift it first"):
+        decoder.cache.export(decoder.book.state, range(CONTEXT), ModelIdentity("a test", "0" * 64, ""))
 
 
 def test_a_shift_without_a_rotation_is_an_error():

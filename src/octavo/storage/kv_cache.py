@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from octavo.cache.refusals import InvalidArgument
 from octavo.cache.sequence import SequenceState
 from octavo.cache.spec import CacheGroup, LayerSpec
 from octavo.errors import EngineFault, InvalidRequest
@@ -152,6 +153,10 @@ class KVCache:
 
         Call it between steps. `model` goes into the snapshot.
         """
+        offset = self._tables[sequence.handle.slot].rope_offset
+        assert sequence.rope_offset == offset, (
+            f"rotated by {offset} of {sequence.rope_offset} positions: shift it first"
+        )
         assert len(token_ids) == sequence.written, f"{len(token_ids)} ids for {sequence.written} written tokens"
         groups = tuple(mover.export(sequence) for mover in self._movers)
         return KVSnapshot(model, self._codec_names, tuple(token_ids), sequence.rope_offset, groups)
@@ -213,6 +218,26 @@ class KVCache:
     def check_shift(self) -> None:
         """Raises `InvalidRequest` if the context of no sequence can be shifted, because of the codec of its keys."""
         check_codec(next(iter(self._layers.values())).codecs[0])
+
+    @torch.inference_mode()
+    def shift(self, sequence: SequenceState) -> None:
+        """Rotate now what the next step of a shifted sequence would, e.g. to export it. A second call changes nothing.
+
+        Blocks that the shift has replaced must hold their copies. Raises as `plan`, or `InvalidArgument` for a sequence
+        that has stored nothing; then nothing has changed.
+        """
+        slot, generation = sequence.handle
+        table = self._tables[slot]
+        if generation != table.generation:
+            raise InvalidArgument(f"slot {slot} holds nothing of sequence {sequence.seq_id!r}; run a step of it first")
+        live_start = tuple(group.live_start for group in sequence.tables)
+        row = StepRow(
+            slot, generation, sequence.storage, (), sequence.written, (), live_start, False, sequence.keep,
+            sequence.rope_offset,
+        )  # fmt: skip
+        for _, delta in self._rises(StepBatch((row,))):
+            table.restore(sequence)
+            self._rotate_back(row, delta)
 
     def _rises(self, batch: StepBatch) -> list[tuple[StepRow, int]]:
         """Rows whose context was shifted since their last step, and by how much. Changes nothing."""
