@@ -136,13 +136,14 @@ def test_a_reset_sequence_starts_again_under_a_new_generation() -> None:
 
 
 def test_a_reference_held_elsewhere_outlives_the_sequence() -> None:
-    pool = CachePool([FULL], 16, [3], 1)
+    pool = CachePool([FULL], 16, [3], 2)
     handle = pool.allocate("a", PAGED, 48)
-    pool.append(handle, 32)
-    pool.pools[0].retain((0,))
+    pool.append(handle, 20)
+    other = pool.fork(handle, "b")
     pool.release(handle)
-    assert pool.num_free_blocks == (2,)
-    assert pool.pools[0].release((0,)) == (0,)
+    assert pool.num_free_blocks == (1,)
+    pool.release(other)
+    assert pool.num_free_blocks == (3,)
     pool.check_integrity()
 
 

@@ -29,15 +29,24 @@ def make_state(request_id: str, num_prompt: int, max_new: int) -> RequestState:
     return RequestState(Request(request_id, prompt, SamplingParams(), seed=0), num_prompt + max_new)
 
 
+def make_common_state(request_id: str, num_prompt: int, max_new: int, stem: int = 0) -> RequestState:
+    """A request whose prompt equals every other's of the same `stem`, as far as it goes."""
+    prompt = tuple(stem * 1_000 + position for position in range(num_prompt))
+    return RequestState(Request(request_id, prompt, SamplingParams(), seed=0), num_prompt + max_new)
+
+
 def hash_token(request_id: str, position: int) -> int:
     return (int(request_id.removeprefix("r")) * 1_000 + position) * 2 + 1
 
 
 class StorageSimulation:
-    """Keeps, per group and physical row, who wrote it. Learns tables from `FreshBlocks` alone, as a planner must."""
+    """Keeps, per group and physical row, a digest of the tokens it was computed from.
+
+    Learns tables from `FreshBlocks` alone, as a planner must.
+    """
 
     def __init__(self) -> None:
-        self.rows: dict[tuple[int, int, int], tuple[str, int, int]] = {}
+        self.rows: dict[tuple[int, int, int], int] = {}
         self.tables: dict[tuple[int, int], dict[int, int]] = {}
         self.generations: dict[int, int] = {}
 
@@ -57,8 +66,7 @@ class StorageSimulation:
         for fresh in row.fresh:
             self.tables[row.slot, fresh.group].update(enumerate(fresh.block_ids, fresh.first))
         for group, position in self._positions(row, row.start, row.stop):
-            token_id = row.token_ids[position - row.start]
-            self.rows[self._where(row, group, position)] = (state.request.request_id, position, token_id)
+            self.rows[self._where(row, group, position)] = hash(state.tokens(0, position + 1))
 
     def _check_visible(self, row: StepRow, state: RequestState) -> None:
         for group, position in self._positions(row, 0, row.stop):
@@ -66,9 +74,8 @@ class StorageSimulation:
             first = max(0, row.start - window + 1) if window else 0
             assert row.live_start[group] <= first, "a position that the row sees was trimmed"
             if position >= first:
-                token_id = state.tokens(position, position + 1)[0]
                 written = self.rows[self._where(row, group, position)]
-                assert written == (state.request.request_id, position, token_id), "a row holds another token"
+                assert written == hash(state.tokens(0, position + 1)), "a row was computed from other tokens"
 
     def _positions(self, row: StepRow, start: int, stop: int) -> list[tuple[int, int]]:
         groups = [0] if row.storage is StorageKind.DENSE else [0, 1]

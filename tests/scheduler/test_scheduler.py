@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from scheduler_simulation import StorageSimulation, make_pool, make_state
+from scheduler_simulation import StorageSimulation, make_common_state, make_pool, make_state
 
 from octavo.cache.cache_pool import CachePool
+from octavo.cache.prefix_types import PrefixDomain
 from octavo.cache.refusals import BlocksExhausted, InvalidArgument
 from octavo.cache.sequence import SequenceHandle
 from octavo.errors import CapacityError, InvalidRequest
@@ -245,6 +246,141 @@ def test_samples_that_do_not_match_the_rows_are_refused_and_the_step_stays_out(s
 def test_a_chunk_larger_than_the_pool_takes_or_without_tokens_is_refused(budget: int, chunk: int) -> None:
     with pytest.raises(InvalidArgument, match="max_append_tokens, 16"):
         Scheduler(make_pool(max_append_tokens=16), budget, chunk, PAGED)
+
+
+def run_all(scheduler: Scheduler, storage: StorageSimulation) -> list[tuple[str, int, int, bool]]:
+    """Every row of every step until nobody is left."""
+    shapes = []
+    while scheduler.has_work:
+        step = scheduled(scheduler)
+        shapes += shape(step)
+        scheduler.complete(step, storage.run(step))
+        for state in step.states:
+            if state.num_tokens == state.max_total_tokens:
+                scheduler.finish(state.request.request_id, "length")
+    return shapes
+
+
+def test_a_prompt_that_was_computed_before_is_computed_from_its_last_block_on() -> None:
+    scheduler, storage, states = make_scheduler(), StorageSimulation(), []
+    for name in ("r1", "r2", "r3"):
+        states.append(make_common_state(name, 40, 2))
+        scheduler.add(states[-1])
+        rows = run_all(scheduler, storage)
+        first = 0 if name == "r1" else 32
+        assert rows[0][:2] == (name, first)
+    assert states[0].output_token_ids == states[1].output_token_ids == states[2].output_token_ids
+
+
+def test_a_prompt_longer_by_the_answer_continues_where_that_ended() -> None:
+    scheduler, storage = make_scheduler(), StorageSimulation()
+    first = make_common_state("r1", 40, 20)
+    scheduler.add(first)
+    run_all(scheduler, storage)
+    request = dataclasses.replace(first.request, request_id="r2", prompt_token_ids=first.tokens(0, 60))
+    scheduler.add(RequestState(request, 70))
+    assert run_all(scheduler, storage)[0] == ("r2", 48, 60, True)
+
+
+def test_identical_prompts_in_one_step_and_amid_a_chunked_prefill_get_what_one_alone_gets() -> None:
+    scheduler, storage = make_scheduler(make_pool((30, 30)), budget=48, chunk=16), StorageSimulation()
+    states = [make_common_state(name, 60, 3) for name in ("r1", "r2", "r3")]
+    scheduler.add(states[0])
+    scheduler.add(states[1])
+    step = scheduled(scheduler)
+    assert shape(step) == [("r1", 0, 16, False), ("r2", 0, 16, False)]
+    scheduler.complete(step, storage.run(step))
+    scheduler.add(states[2])
+    rows = run_all(scheduler, storage)
+    assert ("r3", 16, 32, False) in rows, "it shares what is written already"
+    assert states[0].output_token_ids == states[1].output_token_ids == states[2].output_token_ids
+
+
+def test_domains_and_dense_requests_share_nothing_and_the_cache_can_be_off() -> None:
+    scheduler, storage = make_scheduler(), StorageSimulation()
+    scheduler.add(make_common_state("r1", 40, 2))
+    run_all(scheduler, storage)
+    scheduler.add(make_common_state("r2", 40, 2), domain=PrefixDomain(salt="other"))
+    assert run_all(scheduler, storage)[0][:2] == ("r2", 0)
+    scheduler.add(make_common_state("r3", 40, 2), DENSE)
+    assert run_all(scheduler, storage)[0][:2] == ("r3", 0)
+    pool = make_pool()
+    off = Scheduler(pool, 64, 32, PAGED, prefix_cache=False)
+    for name in ("r1", "r2"):
+        off.add(make_common_state(name, 40, 2))
+        assert run_all(off, storage)[0][:2] == (name, 0)
+    assert pool.num_cached_blocks == (0, 0)
+
+
+def test_a_shared_prefix_lets_more_requests_run_at_once() -> None:
+    pool = make_pool((12, 12), max_append_tokens=32)
+    scheduler, storage = make_scheduler(pool), StorageSimulation()
+    scheduler.add(make_common_state("r1", 100, 20))
+    for _ in range(4):
+        step = scheduled(scheduler)
+        scheduler.complete(step, storage.run(step))
+    scheduler.add(make_common_state("r2", 100, 20))
+    assert [name for name, *_ in shape(scheduled(scheduler))] == ["r1", "r2"], "16 blocks' worth in 12"
+
+
+def test_a_preempted_request_goes_on_with_its_tokens_and_computes_little_again() -> None:
+    scheduler, storage = make_scheduler(), StorageSimulation()
+    state, other = make_common_state("r1", 40, 20), make_state("r2", 10, 4)
+    scheduler.add(state)
+    for _ in range(8):
+        step = scheduled(scheduler)
+        scheduler.complete(step, storage.run(step))
+    before = list(state.output_token_ids)
+    scheduler.add(other)
+    scheduler.preempt("r1")
+    assert (state.output_token_ids, state.slot, scheduler.num_waiting) == (before, None, 2)
+    rows = run_all(scheduler, storage)
+    assert rows[:2] == [("r1", 32, 47, True), ("r2", 0, 10, True)]
+    assert state.output_token_ids == list(range(40, 60))
+
+
+def test_a_request_that_does_not_run_or_is_in_a_step_is_not_preempted() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_state("r1", 5, 5))
+    with pytest.raises(InvalidArgument, match="'r1' is not running"):
+        scheduler.preempt("r1")
+    step = scheduled(scheduler)
+    with pytest.raises(InvalidArgument, match="a step is still out"):
+        scheduler.preempt("r1")
+    scheduler.complete(step, answer(step))
+    scheduler.preempt("r1")
+    assert [name for name, *_ in shape(scheduled(scheduler))] == ["r1"]
+
+
+def test_a_cancelled_step_tells_its_cached_blocks_again() -> None:
+    scheduler, storage = make_scheduler(), StorageSimulation()
+    scheduler.add(make_common_state("r1", 40, 2))
+    run_all(scheduler, storage)
+    scheduler.add(make_common_state("r2", 40, 2))
+    step = scheduled(scheduler)
+    scheduler.cancel(step)
+    again = scheduled(scheduler)
+    assert again == step and again.batch.rows[0].fresh[0].first == 0
+
+
+def test_two_hundred_requests_of_every_kind_of_end_leave_all_blocks_free_or_cached() -> None:
+    pool = make_pool((12, 12))
+    scheduler, storage = make_scheduler(pool), StorageSimulation()
+    for i in range(200):
+        scheduler.add(make_common_state(f"r{i}", 20 + i % 50, 3 + i % 4, stem=i % 5))
+        if i % 4 == 0:
+            scheduler.abort(f"r{i}")
+        if i % 3 == 0:
+            step = scheduled(scheduler) if scheduler.has_work else None
+            if step is not None:
+                scheduler.complete(step, storage.run(step))
+                for state in step.states:
+                    if state.num_tokens == state.max_total_tokens:
+                        scheduler.finish(state.request.request_id, "stop")
+    run_all(scheduler, storage)
+    for one in pool.pools:
+        assert one.num_live == 0 and one.num_free + one.num_cached == 12
+    pool.check_integrity()
 
 
 def test_an_idle_scheduler_has_nothing_to_schedule() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from scheduler_simulation import StorageSimulation, make_pool, make_state
+from scheduler_simulation import StorageSimulation, make_common_state, make_pool, make_state
 
 from octavo.cache.cache_pool import CachePool
 from octavo.cache.sequence import SequenceHandle
@@ -36,6 +36,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.storage = StorageSimulation()
         self.live: dict[str, RequestState] = {}  # in arrival order
         self.started: list[str] = []
+        self.preempted = False
         self.num_named = 0
 
     # -- rules --------------------------------------------------------------------------------------------------
@@ -44,9 +45,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_prompt=st.one_of(st.integers(1, 40), st.integers(60, 185)),
         max_new=st.one_of(st.integers(1, 8), st.integers(1, 60)),
         storage=st.sampled_from([None, *StorageKind]),
+        stem=st.sampled_from([None, 0, 0, 1]),
     )
-    def add(self, num_prompt: int, max_new: int, storage: StorageKind | None) -> None:
-        state = make_state(f"r{self.num_named}", num_prompt, max_new)
+    def add(self, num_prompt: int, max_new: int, storage: StorageKind | None, stem: int | None) -> None:
+        name = f"r{self.num_named}"
+        if stem is None:
+            state = make_state(name, num_prompt, max_new)
+        else:
+            state = make_common_state(name, num_prompt, max_new, stem)
         self.num_named += 1
         if not self.pool.fits_ever(num_prompt + max_new, storage or StorageKind.PAGED):
             with pytest.raises(CapacityError):
@@ -84,6 +90,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.scheduler.abort(request_id)
         assert self.live.pop(request_id).finish_reason == "abort"
         assert not self.scheduler.abort(request_id)
+
+    @precondition(lambda self: self.scheduler.num_running)
+    @rule(index=st.integers(0, 20))
+    def preempt(self, index: int) -> None:
+        running = [state for state in self.live.values() if state.slot is not None]
+        state = running[index % len(running)]
+        outputs = list(state.output_token_ids)
+        self.scheduler.preempt(state.request.request_id)
+        assert (state.slot, state.num_computed_tokens, state.output_token_ids) == (None, 0, outputs)
+        if state.request.request_id in self.started:
+            self.started.remove(state.request.request_id)
+        self.preempted = True
 
     @precondition(lambda self: self.live)
     @rule(index=st.integers(0, 20), cancel=st.booleans())
@@ -147,6 +165,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def first_come_first_served(self) -> None:
+        if self.preempted:
+            return  # whoever was preempted entered twice
         assert self.started == sorted(self.started, key=lambda name: int(name[1:]))
 
     def teardown(self) -> None:

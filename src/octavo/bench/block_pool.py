@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from octavo.cache.block_pool import BlockPool
 from octavo.cache.cache_pool import CachePool
+from octavo.cache.prefix_types import PrefixDomain, encode_tokens
 from octavo.cache.spec import CacheGroup, LayerSpec
 from octavo.step_batch import StorageKind
 
@@ -57,11 +58,48 @@ def measure_block_pool(num_blocks: int, repeats: int = 20_000) -> dict[str, floa
     }
 
 
+def measure_prefix_cache(num_tokens: int = 100_000, num_others: int = 200) -> dict[str, float]:
+    """Processor time per call, in microseconds, with one prompt of `num_tokens` in the cache and `num_others` that
+    leave it at different blocks; best of five rounds.
+    """
+    prompt = tuple(range(num_tokens))
+    num_blocks = 2 * num_tokens // BLOCK_SIZE + 4 * num_others
+    pool = CachePool([_FULL], BLOCK_SIZE, [num_blocks], 2)
+    for i in range(num_others):
+        cut = num_tokens * (i + 1) // (num_others + 1)
+        _give(pool, (*prompt[:cut], *[-1 - i] * (2 * BLOCK_SIZE)))
+    _give(pool, prompt)
+    domain, encoded = PrefixDomain(), encode_tokens(prompt)
+    prefix = pool.prefix
+    assert prefix.match(domain, encoded).num_tokens >= num_tokens - BLOCK_SIZE
+
+    def begin() -> None:
+        hit = prefix.match(domain, encode_tokens(prompt))
+        pool.release(pool.allocate("bench", StorageKind.PAGED, num_tokens + 1, prefix=hit))
+
+    return {
+        "encode_tokens": _best(lambda: encode_tokens(prompt)),
+        "PrefixCache.match": _best(lambda: prefix.match(domain, encoded)),
+        "encode_tokens + match": _best(lambda: prefix.match(domain, encode_tokens(prompt))),
+        "encode_tokens + match + allocate + release": _best(begin),
+    }
+
+
+def _give(pool: CachePool, tokens: tuple[int, ...]) -> None:
+    hit = pool.prefix.match(PrefixDomain(), encode_tokens(tokens))
+    handle = pool.allocate("given", StorageKind.PAGED, len(tokens), prefix=hit)
+    pool.append(handle, len(tokens) - hit.num_tokens)
+    pool.donate(handle, lambda start, stop: tokens[start:stop], len(tokens))
+    pool.release(handle)
+
+
 def main() -> None:
-    """Print one table: a line per operation and pool size."""
+    """Print one table: a line per operation and pool size, then one per operation of the prefix cache."""
     for num_blocks in POOL_SIZES:
         for name, microseconds in measure_block_pool(num_blocks).items():
             print(f"{num_blocks:>8,} blocks  {name:<44} {microseconds:10.3f} µs")
+    for name, microseconds in measure_prefix_cache().items():
+        print(f" 100,000 tokens  {name:<44} {microseconds:10.3f} µs")
 
 
 def _best(call: Callable[[], object], rounds: int = 5) -> float:

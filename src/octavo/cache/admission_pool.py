@@ -53,23 +53,39 @@ class AdmissionPool(SequencePool):
             if state is not None and state.storage is StorageKind.PAGED:
                 needed = self.blocks_needed(state.max_tokens, state.storage, state.keep)
                 for g, n in enumerate(needed):
-                    available[g] -= max(0, n - state.tables[g].num_held) + self._shares_tail(state, g)
+                    available[g] -= self._claim(state, g, n)
         return tuple(available)
+
+    def _claim(self, state: SequenceState, group: int, needed: int) -> int:
+        """Blocks that a paged sequence may still take. What it shares of a window does not become free as it moves on,
+        so it claims that anew; of a full group it may only have to replace the block it writes into.
+        """
+        if self.groups[group].spec.window is not None:
+            return max(0, needed - self._num_private(state, group))
+        return max(0, needed - state.tables[group].num_held) + self._shares_tail(state, group)
+
+    def _num_private(self, state: SequenceState, group: int) -> int:
+        pool, table = self.pools[group], state.tables[group]
+        return sum(1 for block_id in table.ids(0, len(table.block_ids)) if not pool.is_shared(block_id))
 
     def blocks_to_admit(
         self, storage: StorageKind, max_tokens: int, keep: int = 0, prefix: PrefixHit | None = None
     ) -> tuple[int, ...]:
         """Per group, the available blocks that a sequence of `max_tokens` takes up, if it begins with `prefix`.
 
-        Blocks of the prefix that others use as well cost nothing; idle ones are no longer available to others.
+        Blocks of the prefix that others use as well cost nothing in a full group; idle ones are no longer available to
+        others. In a window that moves on, each costs one when its only user begins to share it.
         """
         needed = self.blocks_needed(max_tokens, storage, keep)
         if prefix is None or storage is StorageKind.DENSE:
             return needed
         costs = []
-        for n, ids, pool in zip(needed, prefix.blocks, self.pools, strict=True):
+        for group, n, ids, pool in zip(self.groups, needed, prefix.blocks, self.pools, strict=True):
             held = [block_id for block_id in ids if block_id is not None]
-            costs.append(max(0, n - len(held)) + sum(map(pool.is_idle, held)))
+            if group.spec.window is None:
+                costs.append(max(0, n - len(held)) + sum(map(pool.is_idle, held)))
+            else:
+                costs.append(n + (sum(pool.num_users(i) == 1 for i in held) if self._seq_ids else 0))
         return tuple(costs)
 
     def can_allocate(

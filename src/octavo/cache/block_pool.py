@@ -69,6 +69,10 @@ class BlockPool:
         """True if the block has exactly one reference."""
         return self._refcounts[block_id] == 1
 
+    def num_users(self, block_id: int) -> int:
+        """References other than the prefix cache's."""
+        return self._refcounts[block_id] - (self._marks[block_id] != 0)
+
     def is_shared(self, block_id: int) -> bool:
         """True if more than one holder other than the prefix cache has a reference."""
         return self._refcounts[block_id] > (2 if self._marks[block_id] else 1)

@@ -49,9 +49,11 @@ class CachePool(AdmissionPool):
         """As `can_allocate`, for `fork`. Raises `StaleHandle`."""
         state = self.sequence(handle)
         needed = list(self._blocks_to_clone(self._view(state), state.max_tokens))
-        for g in self._paged_groups:  # from then on the parent too may have to replace its tail
-            tail = state.tail_block(g, self.block_size)
-            needed[g] += tail is not None and not self._shares_tail(state, g)
+        for g in self._paged_groups:  # from then on the parent shares its blocks too
+            if self.groups[g].spec.window is not None:
+                needed[g] += self._num_private(state, g)
+            elif state.tail_block(g, self.block_size) is not None:
+                needed[g] += not self._shares_tail(state, g)
         return len(self._free_slots) > 0 and self._fit(state.storage, tuple(needed))
 
     # -- beginning ----------------------------------------------------------------------------------------------
@@ -124,12 +126,10 @@ class CachePool(AdmissionPool):
         if not hit.num_tokens or hit.storage is not StorageKind.PAGED:
             raise InvalidArgument(f"a {hit.storage.value} hit of {hit.num_tokens} tokens cannot be pinned")
         self._check_hit(hit, hit.storage, hit.num_tokens, hit.keep)
-        idle = [
-            sum(1 for i in ids if i is not None and p.is_idle(i)) for ids, p in zip(hit.blocks, self.pools, strict=True)
-        ]
-        if not self._fit(hit.storage, tuple(idle)):
+        needed = tuple([self._blocks_to_pin(g, ids) for g, ids in enumerate(hit.blocks)])
+        if not self._fit(hit.storage, needed):
             raise BlocksExhausted(
-                f"{idle} blocks would be pinned and {list(self.available_blocks())} are available; "
+                f"pinning {hit.num_tokens} tokens takes {needed} blocks and {self.available_blocks()} are available; "
                 "wait for a sequence to end or give the pool more blocks"
             )
         tables = self._borrowed_tables(hit)
@@ -201,11 +201,17 @@ class CachePool(AdmissionPool):
             [b for b, block_id in enumerate(table.ids(first, len(table.block_ids)), first) if pool.is_shared(block_id)]
             for first, table, pool in zip(firsts, tables, self.pools, strict=True)
         ]
-        wanted = tuple(map(len, shared))
-        if any(wanted) and not self._fit(state.storage, wanted):
+        wanted = [len(indices) for indices in shared]
+        # What others hold too does not come back by dropping it, and the sequence may claim as much again.
+        kept_by_others = [
+            sum(map(pool.is_shared, table.ids(table.hole_stop, first)))
+            for first, table, pool in zip(firsts, tables, self.pools, strict=True)
+        ]
+        needed = tuple([a + b for a, b in zip(wanted, kept_by_others, strict=True)])
+        if any(needed) and not self._fit(state.storage, needed):
             raise BlocksExhausted(
-                f"the context shift of sequence {state.seq_id!r} has to replace {wanted} shared blocks and "
-                f"{self.available_blocks()} are available; wait for a sequence to end"
+                f"the context shift of sequence {state.seq_id!r} takes {needed} more blocks, for others share its own, "
+                f"and {self.available_blocks()} are available; wait for a sequence to end"
             )
         taken = self._supply.take(state.seq_id, wanted)
         for g, (table, first, pool) in enumerate(zip(tables, firsts, self.pools, strict=True)):
@@ -256,8 +262,15 @@ class CachePool(AdmissionPool):
             return needed
         tail = 1 if parked.written % self.block_size else 0
         return tuple(
-            [max(0, n - t.num_held) + tail * (t.num_held > 0) for n, t in zip(needed, parked.tables, strict=True)]
+            [
+                n if group.spec.window is not None else max(0, n - table.num_held) + (tail if table.num_held else 0)
+                for group, n, table in zip(self.groups, needed, parked.tables, strict=True)
+            ]
         )
+
+    def _blocks_to_pin(self, group: int, ids: Sequence[int | None]) -> int:
+        pool, costs = self.pools[group], (0, 1) if self.groups[group].spec.window is not None else (0,)
+        return sum(1 for block_id in ids if block_id is not None and pool.num_users(block_id) in costs)
 
     def _check_parked(self, parked: ParkedSequence) -> None:
         if self._parked.get(parked.key) is not parked:

@@ -68,13 +68,20 @@ class Eviction:
         self.requeue(node)
         return node
 
-    def fill(self, node: PrefixNode, group: int, index: int, block_id: int, room: float) -> None:
-        """Put a block where the group has none, if `room` bytes take it."""
-        if self._sizes[group] > room:
-            self._counters.rejects += 1
+    def renew(self, node: PrefixNode, group: int, index: int, block_id: int, room: float) -> None:
+        """Put a block in place of an idle one with the same rows, or where there is none if `room` bytes take it."""
+        pool, old = self._pools[group], node.blocks[group][index]
+        if old is None:
+            if self._sizes[group] > room:
+                self._counters.rejects += 1
+                return
+            self.num_bytes += self._sizes[group]
+        elif pool.is_idle(old):
+            pool.uncache(old)
+            self._watched.pop((group, old), None)
+        else:
             return
-        self._pools[group].cache((block_id,))
-        self.num_bytes += self._sizes[group]
+        pool.cache((block_id,))
         node.blocks[group][index] = block_id
         node.first_held[group] = min(node.first_held[group], index)
         self.requeue(node)

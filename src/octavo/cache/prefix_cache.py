@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from octavo.cache.block_pool import BlockPool
 from octavo.cache.eviction import Eviction
@@ -137,9 +138,9 @@ class PrefixCache:
     ) -> PrefixCursor | None:
         """Take in the whole blocks after `cursor` (None: from the start), each group's `ids` for these.
 
-        A block that is here stays and the offered one is left alone, except where a window's had been given up.
-        The blocks must be live in their pools; the cache adds its own references. Returns the cursor for the next
-        call: where these end, or as far as the limit let them in.
+        A block that is here and in use stays, and the offered one is left alone; an idle one gives way to it, and one
+        that a window had given up is taken in again. The blocks must be live in their pools; the cache adds its own
+        references. Returns the cursor for the next call: where these end, or as far as the limit let them in.
         """
         tree = self._tree
         node, at = (cursor.node, cursor.stop) if cursor is not None else (tree.make_root(domain), 0)
@@ -148,7 +149,7 @@ class PrefixCache:
             stop = tree.stop(node)
             if at < stop:
                 n = tree.common(node, at - node.start, tokens, at - first, min(stop, total) - at)
-                self._fill_holes(node, at, n, ids, first)
+                self._renew(node, at, n, ids, first)
                 at += n
                 if at < min(stop, total):
                     lower, node = node, tree.split(node, at - node.start)
@@ -234,7 +235,7 @@ class PrefixCache:
             if group.spec.window is None or not group.takes_blocks(storage):
                 continue
             kept, seen = self._needed(g, n, keep)
-            for b in (*range(n - 1, max(kept, seen) - 1, -1), *range(kept - 1, -1, -1)):
+            for b in chain(range(n - 1, max(kept, seen) - 1, -1), range(kept - 1, -1, -1)):
                 if ids[g][b] is None:
                     return b
         return None
@@ -267,13 +268,14 @@ class PrefixCache:
         if self.limit_bytes is not None:
             self._eviction.shrink_to(max(0, self.limit_bytes - num_bytes))
 
-    def _fill_holes(self, node: PrefixNode, at: int, n: int, ids: Sequence[Sequence[int | None]], first: int) -> None:
-        for g, group in enumerate(self._groups):
-            if group.bounded:
-                for b in range(at, at + n):
-                    block_id = ids[g][b - first]
-                    if block_id is not None and node.blocks[g][b - node.start] is None:
-                        self._eviction.fill(node, g, b - node.start, block_id, self._room())
+    def _renew(self, node: PrefixNode, at: int, n: int, ids: Sequence[Sequence[int | None]], first: int) -> None:
+        """Where blocks `[at, at + n)` are here already: fill a window's holes, let go of idle copies of live ones."""
+        for g in range(len(self._groups)):
+            held = node.blocks[g]
+            for b in range(at, at + n):
+                offered, here = ids[g][b - first], held[b - node.start]
+                if offered is not None and offered != here:
+                    self._eviction.renew(node, g, b - node.start, offered, self._room())
 
     def _grow(
         self, domain: PrefixDomain, node: PrefixNode, at: int, tokens: bytes, ids: list[Sequence[int | None]]

@@ -130,6 +130,9 @@ class SequencePool:
     def trim_tail(self, handle: SequenceHandle, n: int) -> None:
         """Drop the last `n` tokens and every block past the new end, spare ones too; a dense run stays whole.
 
+        A block that others hold too does not become free, and the sequence may claim another in its place: see that
+        as many are available. The same holds for `reset`.
+
         Raises `StaleHandle`, or `InvalidArgument` if what the rewound sequence needs was trimmed since.
         """
         state = self.sequence(handle)
