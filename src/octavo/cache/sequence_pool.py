@@ -236,32 +236,44 @@ class SequencePool:
             self._own_dense_tail(state)
             return stop
         num_blocks = -(-stop // self.block_size)
-        wanted: list[int] | None = None
-        shared = []
+        tail, filled = divmod(state.written, self.block_size)
+        missing, shared, evicts = [], [], False
         for g in self._paged_groups:
             pool, ids = self.pools[g], state.tables[g].block_ids
-            short = max(0, num_blocks - len(ids))
-            tail = state.tail_block(g, self.block_size)
-            is_shared = tail is not None and not pool.is_private(tail)
-            if short or is_shared:
-                wanted = wanted or [0] * len(self.groups)
-                wanted[g] = short
-            if is_shared and wanted is not None:
-                assert tail is not None
-                replaced = pool.is_shared(tail) or self._supply.room(g) > short
-                wanted[g] += replaced
-                shared.append((g, tail, replaced))
-        if wanted is not None:
-            taken = self._supply.take(state.seq_id, wanted)
-            for g, tail, replaced in shared:
-                if replaced:
-                    self._replace(state, g, state.written // self.block_size, taken[g][0])
-                    taken[g] = taken[g][1:]
-                elif self.pools[g].is_cached(tail):
-                    self.prefix.forget(g, tail)
-            for g in self._paged_groups:
-                state.tables[g].block_ids.extend(taken[g])
+            short = num_blocks - len(ids)
+            if short > 0:
+                missing.append((g, short))
+                evicts = evicts or short > pool.num_free
+            if filled and not pool.is_private(ids[tail]):  # type: ignore[arg-type]  # never a hole
+                shared.append(g)
+        if shared or evicts:
+            self._grow_among_others(state, tail, dict(missing), shared)
+        else:
+            for g, short in missing:
+                state.tables[g].block_ids.extend(self.pools[g].allocate(short))
         return stop
+
+    def _grow_among_others(self, state: SequenceState, tail: int, missing: dict[int, int], shared: list[int]) -> None:
+        """Extend tables where blocks must be evicted or, in groups `shared`, block `tail` must not be written."""
+        wanted = [missing.get(g, 0) for g in range(len(self.groups))]
+        replaced, forgotten = [], []
+        for g in shared:
+            block_id = state.tables[g].block_ids[tail]
+            assert block_id is not None, "what is written into is held"
+            if self.pools[g].is_shared(block_id) or self._supply.room(g) > wanted[g]:
+                wanted[g] += 1
+                replaced.append(g)
+            else:
+                forgotten.append((g, block_id))
+        taken = self._supply.take(state.seq_id, wanted)
+        for g in replaced:
+            self._replace(state, g, tail, taken[g][0])
+            taken[g] = taken[g][1:]
+        for g, block_id in forgotten:
+            if self.pools[g].is_cached(block_id):
+                self.prefix.forget(g, block_id)
+        for g in self._paged_groups:
+            state.tables[g].block_ids.extend(taken[g])
 
     def _own_dense_tail(self, state: SequenceState) -> None:
         for g, pool in enumerate(self.pools):
