@@ -46,7 +46,8 @@ def write(
     """A sequence that has computed and donated `tokens`, from scratch."""
     hit = look_up(pool, tokens[:1], domain, storage)
     handle = pool.allocate(name, storage, len(tokens) + 40, prefix=hit)
-    pool.append(handle, len(tokens))
+    for start in range(0, len(tokens), pool.max_append_tokens or len(tokens)):
+        pool.append(handle, min(len(tokens) - start, pool.max_append_tokens or len(tokens)))
     pool.donate(handle, lambda start, stop: tokens[start:stop], len(tokens))
     return handle
 
@@ -417,3 +418,50 @@ def test_impossible_options_are_refused(options: PrefixOptions) -> None:
 def test_a_token_that_is_no_32_bit_number_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="no 32-bit integer"):
         encode_tokens([1, 2**31])
+
+
+def test_an_idle_beginning_that_others_blocks_hang_on_is_evicted_and_these_are_forgotten() -> None:
+    pool, tokens = make_pool(num_blocks=8), list(range(64))
+    first = write(pool, "a", tokens[:32])
+    second = write(pool, "b", tokens)  # its copies of the first two blocks are not taken in
+    pool.release(first)
+    assert (pool.num_cached_blocks, pool.num_free_blocks) == ((2,), (4,))
+    pool.append(pool.allocate("c", PAGED, 64), 64)
+    assert look_up(pool, tokens).num_tokens == 0
+    assert pool.written(second) == 64 and pool.prefix.held_blocks(0) == []
+    pool.check_integrity()
+
+
+def test_an_idle_copy_gives_way_to_a_live_one_of_the_same_tokens() -> None:
+    pool, tokens = make_pool(num_blocks=8), list(range(48))
+    first, second = write(pool, "a", tokens[:32]), pool.allocate("b", PAGED, 64, prefix=look_up(pool, tokens[:1]))
+    pool.release(first)
+    pool.append(second, 48)
+    pool.donate(second, lambda start, stop: tokens[start:stop], 48)
+    assert pool.num_cached_blocks == (0,) and pool.num_free_blocks == (5,)
+    assert look_up(pool, [*tokens, 1]).blocks == (pool.table(second, 0),)
+
+
+def test_a_window_that_leaves_a_shared_block_behind_claims_another_in_its_place() -> None:
+    pool = CachePool([SLIDING], 16, [20], 3, max_append_tokens=16)
+    first = write(pool, "a", list(range(32)))
+    second = pool.allocate("b", PAGED, 500, prefix=look_up(pool, list(range(33))))
+    before = pool.available_blocks()
+    for _ in range(4):
+        pool.append(second, 16)
+        pool.trim_front(second, 0, SLIDING.spec.first_visible(pool.written(second)))
+        assert pool.available_blocks() >= before, "moving on takes nothing that was promised to others"
+    pool.release(first)
+    pool.check_integrity()
+
+
+def test_a_new_prompt_that_shares_a_window_costs_all_that_it_may_come_to_hold() -> None:
+    pool = CachePool([SLIDING], 16, [20], 3, max_append_tokens=16)
+    first = write(pool, "a", list(range(32)))
+    hit = look_up(pool, list(range(33)))
+    assert pool.blocks_to_admit(PAGED, 500, prefix=hit) == (4 + 2,), "its own four, and two that the first now shares"
+    before = pool.available_blocks()[0]
+    pool.allocate("b", PAGED, 500, prefix=hit)
+    assert pool.available_blocks()[0] == before - 6
+    pool.release(first)
+    assert pool.available_blocks()[0] == 20 - 4
