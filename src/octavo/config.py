@@ -26,7 +26,8 @@ class EngineConfig:
 
     `max_context=None` takes the model's own limit; `kv_budget=None` sizes the K/V pool from free memory, else it is the
     bytes that K/V takes in all; `num_kv_blocks` asks for that many blocks instead, so only one of the two may be given.
-    `threads=None` takes what the cgroup allows. `prefill_chunk` and `max_batch_tokens` are tokens per step.
+    `prefix_cache`: paged requests share the K/V of common beginnings. `threads=None` takes what the cgroup allows.
+    `prefill_chunk` and `max_batch_tokens` are tokens per step.
     """
 
     storage: StorageChoice = "auto"
@@ -42,6 +43,7 @@ class EngineConfig:
     weights: WeightsChoice = "auto"
     device: DeviceChoice = "auto"
     threads: int | None = None
+    prefix_cache: bool = True
     force: bool = False
 
     def __post_init__(self) -> None:
@@ -53,8 +55,10 @@ class EngineConfig:
             raise InvalidRequest(f"block size is {shown(self.block_size)}; choose one of {_listed(BLOCK_SIZES)}")
         if not isinstance(self.kv_dtype, str):
             raise InvalidRequest(f"kv dtype is {shown(self.kv_dtype)}; give auto, a codec, or k=NAME,v=NAME")
-        if not isinstance(self.force, bool):
-            raise InvalidRequest(f"force is {shown(self.force)}; it must be true or false")
+        for name in ("prefix_cache", "force"):
+            if not isinstance(getattr(self, name), bool):
+                value = shown(getattr(self, name))
+                raise InvalidRequest(f"{name.replace('_', ' ')} is {value}; it must be true or false")
         for name in (
             "max_context",
             "max_num_seqs",

@@ -50,7 +50,7 @@ def quick_cli(monkeypatch):
 
 
 def runs_paged(arm: str) -> bool:
-    return any(part in arm for part in ("paged", "chunk", "gather", "imported"))
+    return any(part in arm for part in ("paged", "chunk", "gather", "cached", "preempted", "imported"))
 
 
 def test_a_healthy_engine_is_equal_in_every_arm(loaded, quick_cli):
@@ -70,7 +70,19 @@ def test_a_healthy_engine_is_equal_in_every_arm(loaded, quick_cli):
             assert set(arm.routes) == {"dense", "ring"}
 
 
-@pytest.mark.parametrize("arm", ["dense_b1", "batch4_dense_row0", "batch4_paged_row3", "prefill_chunk_64", "imported_snapshot", "cli"])
+@pytest.mark.parametrize(
+    "arm",
+    [
+        "dense_b1",
+        "batch4_dense_row0",
+        "batch4_paged_row3",
+        "prefill_chunk_64",
+        "cached_prefix",
+        "preempted",
+        "imported_snapshot",
+        "cli",
+    ],
+)
 def test_a_fault_in_one_arm_is_noticed_there_and_nowhere_else(loaded, quick_cli, arm):
     report = run_parity(loaded, CONFIG, num_tokens=NUM_TOKENS, fault=arm)
     assert not report.equal

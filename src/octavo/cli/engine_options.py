@@ -38,6 +38,9 @@ KvDtype = Annotated[
     str, option("--kv-dtype", help="K/V in memory: auto, f32, f16, bf16, q8_0, q4_0, turbo4, or k=NAME,v=NAME.")
 ]
 KvBudget = Annotated[str, option("--kv-budget", help="Memory for K/V: auto, or a size such as 4GiB, 512MiB or bytes.")]
+PrefixCache = Annotated[
+    bool, option("--prefix-cache/--no-prefix-cache", help="Share K/V of common beginnings in paged storage.")
+]
 Device = Annotated[str, option("--device", help="auto, cpu or cuda.")]
 Threads = Annotated[int | None, option("--threads", help="CPU threads (default: what the cgroup allows).")]
 Force = Annotated[bool, option("--force", help="Use a tokenizer whose pre-tokeniser is unknown.")]
@@ -60,6 +63,7 @@ class EngineFlags:
     weights: Weights = "auto"
     kv_dtype: KvDtype = "auto"
     kv_budget: KvBudget = "auto"
+    prefix_cache: PrefixCache = True
     device: Device = "auto"
     threads: Threads = None
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from octavo.cache.cache_pool import CachePool
+from octavo.cache.prefix_types import PrefixOptions
 from octavo.cache.sequence import SequenceHandle
 from octavo.cache.spec import group_layers
 from octavo.config import EngineConfig
@@ -93,6 +94,9 @@ class EngineCore:
             self.ledger.num_blocks,
             config.max_num_seqs,
             max_append_tokens=min(config.prefill_chunk, config.max_batch_tokens),
+            prefix=PrefixOptions(
+                bytes_per_block=tuple(group.bytes_per_token * config.block_size for group in self.ledger.groups)
+            ),
         )
         cache = KVCache(
             groups,
@@ -107,7 +111,9 @@ class EngineCore:
         )
         self.runner = ModelRunner(loaded, cache)
         self._sampler = Sampler(plan.config.vocab_size, plan.device)
-        self._scheduler = Scheduler(self.pool, config.max_batch_tokens, config.prefill_chunk, self.storage)
+        self._scheduler = Scheduler(
+            self.pool, config.max_batch_tokens, config.prefill_chunk, self.storage, prefix_cache=config.prefix_cache
+        )
         self._live: dict[str, _Live] = {}
 
     @property
@@ -195,6 +201,15 @@ class EngineCore:
     def _export(self, state: RequestState, handle: SequenceHandle) -> KVSnapshot:
         token_ids = state.tokens(0, state.num_computed_tokens)
         return self.runner.cache.export(self.pool.sequence(handle), token_ids, self.identity)
+
+    def preempt(self, request_id: str) -> None:
+        """Between two steps: take a running request's slot and blocks. It is computed again when there is room, and
+        goes on as if nothing had happened. Raises `InvalidRequest` if it does not run.
+        """
+        live = self._live.get(request_id)
+        if live is None or live.state.slot is None:
+            raise InvalidRequest(f"request {shown(request_id)} does not run, so it cannot be preempted")
+        self._scheduler.preempt(request_id)
 
     def abort(self, request_id: str) -> None:
         """Forget a request, waiting or running; its blocks are free at once. Unknown ids are passed over."""

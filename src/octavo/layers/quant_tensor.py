@@ -13,8 +13,8 @@ from torch import Tensor
 class AffineGroups:
     """An affine weight, exactly: `w[n, k] = (codes[n, k] - zero) * scale[n, k // group] + minimum[n, k // group]`.
 
-    codes [N, K] uint8, below 2 ** `bits` (4, 5, 6 or 8); scale and minimum [N, K / group] float32, minimum None where the
-    encoding has none; `group` is 16, 32 or a multiple of 32.
+    codes [N, K] uint8, below 2 ** `bits` (4, 5, 6 or 8); scale and minimum [N, K / group] float32, minimum None where
+    the encoding has none; `group` is 16, 32 or a multiple of 32.
     """
 
     codes: Tensor

@@ -14,6 +14,7 @@ from octavo.engine.core import EngineCore, LogitsObserver
 from octavo.engine.loaded_model import LoadedModel, share_weights
 from octavo.errors import InvalidRequest
 from octavo.llm import LLM
+from octavo.parity.cache_arms import trace_cached, trace_preempted
 from octavo.parity.cli_arm import trace_cli
 from octavo.parity.prompts import parity_prompts
 from octavo.parity.report import ArmResult, Report
@@ -31,6 +32,8 @@ ARMS = (
     *(f"batch{ROWS}_{kind}_row{row}" for kind in ("dense", "paged") for row in range(ROWS)),
     "prefill_chunk_7",
     "prefill_chunk_64",
+    "cached_prefix",
+    "preempted",
     "imported_snapshot",
     "cli",
 )
@@ -87,6 +90,8 @@ class ParityRun:
             name = f"prefill_chunk_{chunk}"
             trace = self._alone(StorageKind.PAGED, longest, name, prefill_chunk=chunk)
             done(self._judge(name, trace, longest, StorageKind.PAGED))
+        done(self._judge("cached_prefix", self._cached(longest), longest, StorageKind.PAGED))
+        done(self._judge("preempted", self._preempted(longest), longest, StorageKind.PAGED))
         done(self._judge("imported_snapshot", self._imported(longest), longest, StorageKind.PAGED))
         done(self._judge("cli", self._cli(0), 0, StorageKind.DENSE))
         return results
@@ -137,6 +142,21 @@ class ParityRun:
             trace.routes = output.routes
         return traces
 
+    def _cached(self, prompt: int) -> Trace:
+        trace = Trace()
+        core = self._paged("cached_prefix", prompt, trace, prefix_cache=True)
+        return trace_cached(core, self._ids[prompt], self._params, trace)
+
+    def _preempted(self, prompt: int) -> Trace:
+        trace = Trace()
+        core = self._paged("preempted", prompt, trace, prefix_cache=False)
+        return trace_preempted(core, self._ids[prompt], self._params, trace)
+
+    def _paged(self, name: str, prompt: int, trace: Trace, *, prefix_cache: bool) -> EngineCore:
+        config = replace(self._config, max_num_seqs=1, prefix_cache=prefix_cache)
+        loaded = share_weights(self._loaded, config, StorageDecision(StorageKind.PAGED, "a parity arm"))
+        return EngineCore(loaded, config, self._observer([trace], [prompt], [name]))
+
     def _imported(self, prompt: int) -> Trace:
         trace = Trace()
         observe = self._observer([trace], [prompt], ["imported_snapshot"])
@@ -146,7 +166,7 @@ class ParityRun:
         """Adds logits to the trace of their request, perturbed where that is the arm to fail."""
 
         def observe(request_id: str, logits: Tensor) -> None:
-            row = int(request_id.partition("-")[0])
+            row = int(request_id.partition("-")[0]) % len(traces)  # one trace may take several requests in turn
             trace = traces[row]
             if names[row] and names[row] == self._fault and len(trace.logits) == self._fault_step(prompts[row]):
                 logits.copy_(logits.roll(1))

@@ -287,7 +287,7 @@ class Scheduler:
     def _row(self, running: _Running, num_tokens: int) -> StepRow:
         state, handle = running.state, running.handle
         start = state.num_computed_tokens
-        live_start = self._pool.live_start(handle)
+        sequence, live_start = self._pool.sequence(handle), self._pool.live_start(handle)
         return StepRow(
             slot=handle.slot,
             generation=handle.generation,
@@ -297,6 +297,8 @@ class Scheduler:
             fresh=self._pool.append(handle, num_tokens),
             live_start=live_start,
             sample=start + num_tokens == state.num_tokens,
+            keep=sequence.keep,
+            rope_offset=sequence.rope_offset,
         )
 
     def _still_running(self, step: ScheduledStep) -> list[_Running | None]:

@@ -13,7 +13,7 @@ from octavo.cache.refusals import InvalidArgument
 from octavo.cache.sequence import SequenceState
 from octavo.cache.spec import CacheGroup, LayerSpec
 from octavo.errors import EngineFault, InvalidRequest
-from octavo.step_batch import StepBatch, StepRow
+from octavo.step_batch import BlockCopy, StepBatch, StepRow
 from octavo.storage.block_table import BlockTable
 from octavo.storage.codecs import Codec
 from octavo.storage.compiled_attention import CompiledAttention
@@ -72,6 +72,7 @@ class KVCache:
         max_blocks = -(-max_context // block_size)
         self._tables = [BlockTable(len(groups), max_blocks, block_size) for _ in range(max_seqs)]
         self._groups = tuple(groups)
+        self._block_size = block_size
         self._device = device
         self._group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
         self._layers: dict[int, LayerStore] = {}
@@ -121,7 +122,7 @@ class KVCache:
         self._without_sinks.discard(layer)
 
     def plan(self, batch: StepBatch) -> None:
-        """Route the rows of the next step and count the routes. Valid until the next call.
+        """Make the step's copies of blocks, route its rows and count the routes. Valid until the next call.
 
         A row whose `rope_offset` has risen since its last step was shifted: all its stored keys but the kept tokens'
         are rotated back first. Raises `EngineFault` while a layer lacks its sink logits or a shifted row its rotation,
@@ -130,6 +131,8 @@ class KVCache:
         if self._without_sinks:
             raise EngineFault(f"layer {min(self._without_sinks)} has no sink logits yet; call set_sinks before a step")
         rises = self._rises(batch)
+        for copy in batch.copies:
+            self._copy_block(copy)
         for row in batch.rows:
             self._tables[row.slot].update(row)
         for row, delta in rises:
@@ -147,6 +150,13 @@ class KVCache:
         """
         group = self._group_of[layer]
         return self._attention[group].compute(self._plans[group], self._layers[layer], q, k, v)
+
+    def _copy_block(self, copy: BlockCopy) -> None:
+        source, target = copy.source * self._block_size, copy.target * self._block_size
+        for layer in self._groups[copy.group].layers:
+            blocks = self._layers[layer].blocks
+            for plane in (*blocks.k.planes().values(), *blocks.v.planes().values()):
+                plane[target : target + self._block_size] = plane[source : source + self._block_size]
 
     def export(self, sequence: SequenceState, token_ids: Sequence[int], model: ModelIdentity) -> KVSnapshot:
         """A copy of all that `sequence` holds: the K/V of `token_ids`, which are all tokens written so far.
