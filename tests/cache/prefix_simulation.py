@@ -6,9 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from octavo.cache.cache_pool import CachePool
+from octavo.cache.prefix_types import PrefixDomain, blake2b_128
 from octavo.cache.sequence import SequenceHandle
+from octavo.cache.spec import CacheGroup, LayerSpec
 from octavo.step_batch import BlockCopy, FreshBlocks, StorageKind
 
+SIZE = 16
+KINDS = {"full": None, "sliding": 20, "chunked": 24}
 Row = tuple[int, int]  # what was computed, and how far its key was rotated back
 
 
@@ -101,8 +105,6 @@ def longest_hit(
 
 def cached_prefixes(pool: CachePool, salt: str) -> dict[tuple[int, ...], tuple[int | None, ...]]:
     """All that the tree holds for one salt, read node by node."""
-    from octavo.cache.prefix_types import PrefixDomain
-
     tree = pool.prefix._tree
     root = tree.root(PrefixDomain(salt=salt))
     found: dict[tuple[int, ...], tuple[int | None, ...]] = {}
@@ -115,3 +117,24 @@ def cached_prefixes(pool: CachePool, salt: str) -> dict[tuple[int, ...], tuple[i
             found[before] = tuple([ids[b] for ids in node.blocks])
         waiting += [(child, before) for bucket in node.children.values() for child in bucket]
     return found
+
+
+def same_for_all(data: bytes) -> bytes:
+    return b"weak"
+
+
+def one_byte(data: bytes) -> bytes:
+    return blake2b_128(data)[:1]
+
+
+def make_groups(kinds: tuple[str, ...]) -> tuple[CacheGroup, ...]:
+    return tuple(
+        CacheGroup(LayerSpec(kind, 4, 2, 64, 64, 0.125, KINDS[kind]), (layer,))  # type: ignore[arg-type]
+        for layer, kind in enumerate(kinds)
+    )
+
+
+def tokens_of(choices: list[int], tail: int) -> list[int]:
+    """Few different blocks in any order, so that prompts often share their beginnings; the tail cuts the last."""
+    tokens = [choice * 100 + i for choice in choices for i in range(SIZE)]
+    return tokens[: max(1, len(tokens) - tail)]

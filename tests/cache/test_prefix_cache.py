@@ -2,65 +2,29 @@
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import fields, replace
 
 import pytest
+from prefix_pools import (
+    DENSE,
+    EVERYONE,
+    FULL,
+    PAGED,
+    RECURRENT,
+    SLIDING,
+    StateCopy,
+    cache,
+    look_up,
+    make_pool,
+    refused,
+    write,
+)
 
 from octavo.cache.cache_pool import CachePool
-from octavo.cache.prefix_types import PrefixDomain, PrefixHit, PrefixOptions, encode_tokens
-from octavo.cache.refusals import BlocksExhausted, InvalidArgument, StaleHandle
-from octavo.cache.sequence import SequenceHandle
-from octavo.cache.spec import CacheGroup, LayerSpec
-from octavo.step_batch import BlockCopy, FreshBlocks, StorageKind
-
-DENSE, PAGED = StorageKind.DENSE, StorageKind.PAGED
-FULL = CacheGroup(LayerSpec("full", 4, 2, 64, 64, 0.125), (0,))
-SLIDING = CacheGroup(LayerSpec("sliding", 4, 2, 64, 64, 0.125, window=32), (1,))
-RECURRENT = CacheGroup(LayerSpec("recurrent", 4, 2, 64, 64, 0.125), (2,))
-EVERYONE = PrefixDomain()
-
-
-@dataclass(frozen=True)
-class StateCopy:
-    num_bytes: int
-
-
-def make_pool(
-    groups: Sequence[CacheGroup] = (FULL,), num_blocks: int = 20, options: PrefixOptions | None = None
-) -> CachePool:
-    blocks = [0 if group.spec.kind == "recurrent" else num_blocks for group in groups]
-    return CachePool(groups, 16, blocks, 6, prefix=options)
-
-
-def look_up(
-    pool: CachePool, tokens: Sequence[int], domain: PrefixDomain = EVERYONE, storage: StorageKind = PAGED, keep: int = 0
-) -> PrefixHit:
-    return pool.prefix.match(domain, encode_tokens(tokens), storage, keep)
-
-
-def write(
-    pool: CachePool, name: str, tokens: Sequence[int], domain: PrefixDomain = EVERYONE, storage: StorageKind = PAGED
-) -> SequenceHandle:
-    """A sequence that has computed and donated `tokens`, from scratch."""
-    hit = look_up(pool, tokens[:1], domain, storage)
-    handle = pool.allocate(name, storage, len(tokens) + 40, prefix=hit)
-    for start in range(0, len(tokens), pool.max_append_tokens or len(tokens)):
-        pool.append(handle, min(len(tokens) - start, pool.max_append_tokens or len(tokens)))
-    pool.donate(handle, lambda start, stop: tokens[start:stop], len(tokens))
-    return handle
-
-
-def cache(pool: CachePool, name: str, tokens: Sequence[int], domain: PrefixDomain = EVERYONE) -> None:
-    pool.release(write(pool, name, tokens, domain))
-
-
-def refused(pool: CachePool, kind: type[Exception], call: Callable[[], object], message: str = "") -> None:
-    before = pickle.dumps(pool)
-    with pytest.raises(kind, match=message):
-        call()
-    assert pickle.dumps(pool) == before
+from octavo.cache.prefix_types import PrefixDomain, PrefixOptions, encode_tokens
+from octavo.cache.refusals import BlocksExhausted, InvalidArgument
+from octavo.step_batch import FreshBlocks
 
 
 @pytest.mark.parametrize("length", [15, 16, 17, 31, 32, 33, 47, 48, 49])
@@ -185,20 +149,6 @@ def test_a_dense_run_is_made_by_evicting_what_stands_in_its_way() -> None:
     assert pool.table(dense, 0) == (1, 2, 3, 4, 5) and pool.table(keeper, 0) == (0,)
 
 
-def test_a_dense_sequence_gives_its_blocks_and_begins_with_copies() -> None:
-    pool, tokens = make_pool(), list(range(40))
-    dense = write(pool, "a", tokens, storage=DENSE)
-    hit = look_up(pool, tokens, storage=DENSE)
-    second = pool.allocate("b", DENSE, 64, prefix=hit)
-    assert (pool.written(second), pool.table(second, 0)) == (32, (5, 6, 7, 8))
-    pool.release(dense)
-    pool.append(second, 8)
-    assert pool.copies(second) == (BlockCopy(0, 0, 5), BlockCopy(0, 1, 6))
-    pool.append(second, 1)
-    assert pool.copies(second) == () and pool.num_cached_blocks == (2,)
-    pool.check_integrity()
-
-
 def test_the_byte_limit_evicts_the_oldest_and_keeps_out_what_has_no_room() -> None:
     pool = make_pool(options=PrefixOptions(limit_bytes=50, bytes_per_block=(10,)))
     cache(pool, "a", [1] * 48)
@@ -220,22 +170,6 @@ def test_a_lowered_limit_waits_for_whoever_uses_what_exceeds_it() -> None:
     assert pool.prefix.num_bytes == 30
     pool.release(handle)
     assert pool.prefix.num_bytes == 10
-
-
-def test_a_pinned_prefix_is_not_evicted_until_it_is_dropped() -> None:
-    pool, tokens = make_pool(num_blocks=5), list(range(48))
-    cache(pool, "a", tokens)
-    pinned = pool.pin(look_up(pool, tokens))
-    assert pool.available_blocks() == (3,)
-    pool.append(filler := pool.allocate("x", PAGED, 48), 48)
-    assert look_up(pool, tokens).num_tokens == 32
-    pool.release(filler)
-    heir = pool.adopt(pinned, "b", 60)
-    assert pool.written(heir) == 32
-    pool.release(heir)
-    pool.drop(pinned)
-    pool.append(pool.allocate("y", PAGED, 80), 80)
-    assert look_up(pool, tokens).num_tokens == 0
 
 
 def test_a_hit_on_a_window_needs_only_the_blocks_that_the_next_token_sees() -> None:
@@ -276,125 +210,6 @@ def test_a_snapshot_needs_its_blocks_and_room() -> None:
     assert not pool.prefix.attach_snapshot(EVERYONE, run, StateCopy(101))
     with pytest.raises(InvalidArgument, match="offered at 47 tokens; it must be at a multiple of 16"):
         pool.prefix.attach_snapshot(EVERYONE, encode_tokens(tokens[:47]), StateCopy(5))
-
-
-def test_an_unfilled_block_that_a_fork_shares_is_copied_by_whoever_writes_on() -> None:
-    pool = make_pool()
-    first = pool.allocate("a", PAGED, 60)
-    pool.append(first, 20)
-    second = pool.fork(first, "b")
-    assert pool.table(second, 0) == (0, 1)
-    assert pool.append(second, 1) == (FreshBlocks(0, 0, (0, 2)),)
-    assert pool.copies(second) == (BlockCopy(0, 1, 2),)
-    pool.rollback_append(second, 1)
-    assert pool.append(second, 1) == (FreshBlocks(0, 0, (0, 2)),)
-    assert pool.copies(second) == (BlockCopy(0, 1, 2),), "a step that failed may not have made its copy"
-    pool.append(second, 1)
-    assert pool.copies(second) == () and pool.table(first, 0) == (0, 1)
-
-
-def test_a_cached_block_that_a_trim_has_opened_again_is_not_written() -> None:
-    pool, tokens = make_pool(num_blocks=2), list(range(32))
-    handle = write(pool, "a", tokens[:32])
-    pool.trim_tail(handle, 3)
-    pool.append(handle, 1)
-    assert pool.copies(handle) == () and look_up(pool, [*tokens, 1]).num_tokens == 16, "no block to copy to: forgotten"
-    roomy = make_pool(num_blocks=3)
-    handle = write(roomy, "a", tokens)
-    roomy.trim_tail(handle, 3)
-    roomy.append(handle, 1)
-    assert roomy.copies(handle) == (BlockCopy(0, 1, 2),) and look_up(roomy, [*tokens, 1]).num_tokens == 32
-
-
-def test_a_parked_sequence_keeps_its_blocks_and_can_be_adopted_again_and_again() -> None:
-    pool = make_pool(num_blocks=6)
-    handle = pool.allocate("a", PAGED, 40)
-    pool.append(handle, 20)
-    parked = pool.detach(handle)
-    assert pool.num_free_slots == 6 and pool.num_free_blocks == (4,)
-    for name in "bc":
-        heir = pool.adopt(parked, name)
-        pool.append(heir, 1)
-        assert pool.table(heir, 0)[0] == 0 and len(pool.copies(heir)) == 1
-        pool.release(heir)
-    back = pool.unpark(parked, "a")
-    pool.append(back, 1)
-    assert pool.table(back, 0) == (0, 1) and pool.copies(back) == ()
-    refused(pool, StaleHandle, lambda: pool.drop(parked), "was unparked or dropped")
-    pool.release(back)
-    pool.check_idle()
-
-
-def test_a_dense_sequence_is_parked_with_its_run_and_not_without_a_snapshot_of_its_rings() -> None:
-    pool = make_pool()
-    dense = pool.allocate("a", DENSE, 40)
-    pool.append(dense, 20)
-    parked = pool.detach(dense)
-    heir = pool.adopt(parked, "b")
-    pool.append(heir, 1)
-    assert pool.copies(heir) == (BlockCopy(0, 0, 3), BlockCopy(0, 1, 4))
-    assert pool.table(pool.unpark(parked, "a"), 0) == (0, 1, 2)
-    ringed = make_pool((FULL, SLIDING))
-    dense = ringed.allocate("a", DENSE, 40)
-    refused(ringed, InvalidArgument, lambda: ringed.detach(dense), "give a snapshot")
-    refused(ringed, InvalidArgument, lambda: ringed.fork(dense, "b"), "give a snapshot")
-    assert ringed.detach(dense, StateCopy(3)).snapshot == StateCopy(3)
-
-
-def test_a_context_shift_drops_whole_blocks_between_the_kept_and_the_live_ones() -> None:
-    pool = make_pool((FULL, SLIDING))
-    handle = pool.allocate("a", PAGED, 96, keep=16)
-    pool.append(handle, 96)
-    pool.trim_front(handle, 1, 96 - 31)
-    refused(pool, InvalidArgument, lambda: pool.append(handle, 1), "cannot append 1 tokens to 96 of at most 96")
-    assert pool.shift(handle, 32) == ((2, 1), ())
-    state = pool.sequence(handle)
-    assert (state.written, state.rope_position, state.visible(0)) == (96, 64, 64)
-    assert pool.table(handle, 0) == (0, None, None, 3, 4, 5)
-    assert pool.live_start(handle) == (48, 65)
-    pool.append(handle, 32)
-    pool.trim_tail(handle, 32)
-    assert pool.live_start(handle) == (48, 65)
-
-
-def test_a_shifted_sequence_is_not_rewound_to_before_what_it_dropped() -> None:
-    pool = make_pool()
-    handle = pool.allocate("a", PAGED, 96, keep=16)
-    pool.append(handle, 96)
-    pool.shift(handle, 32)
-    refused(pool, InvalidArgument, lambda: pool.trim_tail(handle, 49), "cannot take back 49 tokens of 96")
-    pool.trim_tail(handle, 48)
-    assert pool.sequence(handle).visible(0) == 16
-
-
-def test_a_shift_leaves_blocks_that_others_share_as_they_are() -> None:
-    pool, tokens = make_pool(), list(range(64))
-    cache(pool, "a", tokens)
-    first, second = (pool.allocate(name, PAGED, 80, prefix=look_up(pool, [*tokens, 1])) for name in "bc")
-    pool.shift(first, 16)
-    assert pool.table(first, 0) == (None, 4, 5, 6) and pool.table(second, 0) == (0, 1, 2, 3)
-    pool.append(first, 1)
-    assert pool.copies(first) == (BlockCopy(0, 1, 4), BlockCopy(0, 2, 5), BlockCopy(0, 3, 6))
-    assert look_up(pool, [*tokens, 1]).num_tokens == 64
-    pool.donate(first, lambda start, stop: tokens[start:stop], 64)
-    assert set(pool.prefix.held_blocks(0)) == {0, 1, 2, 3}, "its keys are rotated otherwise now"
-
-
-@pytest.mark.parametrize(
-    ("storage", "keep", "drop", "message"),
-    [
-        (DENSE, 0, 16, "cannot shift"),
-        (PAGED, 5, 16, "round both to multiples of 16"),
-        (PAGED, 0, 15, "round both"),
-        (PAGED, 0, 0, "0 tokens are to go"),
-        (PAGED, 16, 48, "24 are there"),
-    ],
-)
-def test_an_impossible_shift_is_refused(storage: StorageKind, keep: int, drop: int, message: str) -> None:
-    pool = make_pool()
-    handle = pool.allocate("a", storage, 64, keep)
-    pool.append(handle, 40)
-    refused(pool, InvalidArgument, lambda: pool.shift(handle, drop), message)
 
 
 def test_a_hit_that_does_not_suit_or_is_stale_is_refused() -> None:

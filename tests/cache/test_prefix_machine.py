@@ -19,41 +19,27 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from prefix_simulation import Script, Storage, cached_prefixes, longest_hit
+from prefix_simulation import (
+    SIZE,
+    Script,
+    Storage,
+    cached_prefixes,
+    longest_hit,
+    make_groups,
+    one_byte,
+    same_for_all,
+    tokens_of,
+)
 
 from octavo.cache.cache_pool import CachePool
 from octavo.cache.parked import ParkedSequence
 from octavo.cache.prefix_types import PrefixDomain, PrefixOptions, blake2b_128, encode_tokens
 from octavo.cache.refusals import BlocksExhausted, DuplicateSequence, InvalidArgument, SlotsExhausted, StaleHandle
 from octavo.cache.sequence import SequenceHandle
-from octavo.cache.spec import CacheGroup, LayerSpec
 from octavo.step_batch import StorageKind
 
 DENSE, PAGED = StorageKind.DENSE, StorageKind.PAGED
-SIZE, WINDOW, CHUNK = 16, 20, 24
 MAX_SEQS, MAX_APPEND = 4, 48
-KINDS = {"full": None, "sliding": WINDOW, "chunked": CHUNK}
-
-
-def same_for_all(data: bytes) -> bytes:
-    return b"weak"
-
-
-def one_byte(data: bytes) -> bytes:
-    return blake2b_128(data)[:1]
-
-
-def make_groups(kinds: tuple[str, ...]) -> tuple[CacheGroup, ...]:
-    return tuple(
-        CacheGroup(LayerSpec(kind, 4, 2, 64, 64, 0.125, KINDS[kind]), (layer,))  # type: ignore[arg-type]
-        for layer, kind in enumerate(kinds)
-    )
-
-
-def tokens_of(choices: list[int], tail: int) -> list[int]:
-    """Few different blocks in any order, so that prompts often share their beginnings; the tail cuts the last."""
-    tokens = [choice * 100 + i for choice in choices for i in range(SIZE)]
-    return tokens[: max(1, len(tokens) - tail)]
 
 
 PROMPTS = st.builds(tokens_of, st.lists(st.integers(0, 1), min_size=1, max_size=6), st.integers(0, SIZE - 1))
