@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from octavo.errors import CapacityError, EngineFault, InvalidRequest, LoadError, OctavoError
@@ -12,6 +11,8 @@ from octavo.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from octavo.llm import LLM
     from octavo.storage.snapshot import KVSnapshot
+
+    __version__: str
 
 __all__ = [
     "LLM",
@@ -27,11 +28,6 @@ __all__ = [
     "__version__",
 ]
 
-try:
-    __version__ = version("octavo")
-except PackageNotFoundError:  # run from a source tree that was never installed
-    __version__ = "0+unknown"
-
 
 def __getattr__(name: str) -> Any:
     if name == "LLM":
@@ -42,7 +38,18 @@ def __getattr__(name: str) -> Any:
         from octavo.storage.snapshot import KVSnapshot
 
         return KVSnapshot
+    if name == "__version__":
+        return _version()
     raise AttributeError(f"module 'octavo' has no attribute {name!r}")
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # a seventh of a second, which few need
+
+    try:
+        return version("octavo")
+    except PackageNotFoundError:  # run from a source tree that was never installed
+        return "0+unknown"
 
 
 def __dir__() -> list[str]:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from octavo.errors import InvalidRequest
-from octavo.tokenizer.chat_template import ChatTemplate, ToolCallStyle
 from octavo.tokenizer.control_text import ControlTextMarks
 from octavo.tokenizer.detokenizer import IncrementalDetokenizer
 from octavo.tokenizer.directory import parts_from_directory
 from octavo.tokenizer.gguf import parts_from_gguf
 from octavo.tokenizer.messages import check_messages, normalize_messages, normalize_tools, plain_data
 from octavo.tokenizer.text_encoder import TokenizerParts
+
+if TYPE_CHECKING:
+    from octavo.tokenizer.chat_template import ChatTemplate
 
 
 class Tokenizer:
@@ -144,6 +146,8 @@ class Tokenizer:
         add_generation_prompt: bool,
         template_kwargs: Mapping[str, Any],
     ) -> tuple[str, ControlTextMarks]:
+        from octavo.tokenizer.chat_template import ToolCallStyle
+
         template = self._template("tool_use" if tools else "default")
         check_messages(messages)
         style = template.tool_calls if any(message.get("tool_calls") for message in messages) else ToolCallStyle()
@@ -176,6 +180,8 @@ class Tokenizer:
 
     @cached_property
     def _templates(self) -> dict[str, ChatTemplate]:
+        from octavo.tokenizer.chat_template import ChatTemplate  # Jinja is slow to import, and completions need none
+
         texts = self._parts.special_texts
         return {name: ChatTemplate(source, texts) for name, source in self._parts.chat_templates.items()}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 
 from octavo.errors import LoadError
@@ -26,7 +27,7 @@ class TensorTable:
     def config(self) -> ModelConfig:
         return self._config
 
-    @property
+    @cached_property
     def num_bytes(self) -> int:
         """Bytes of all tensors in the files."""
         return sum(tensor.num_bytes for tensor in self._tensors.values())
