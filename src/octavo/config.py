@@ -17,6 +17,7 @@ _UNITS = {"": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KiB": 1 << 10, "MiB"
 StorageChoice = Literal["auto", "dense", "paged"]
 DtypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceChoice = Literal["auto", "cpu", "cuda"]
+ContextLimitPolicy = Literal["stop", "shift"]
 WeightsChoice = Literal["auto", "full", "int8", "int4"]
 
 
@@ -27,7 +28,8 @@ class EngineConfig:
     `max_context=None` takes the model's own limit; `kv_budget=None` sizes the K/V pool from free memory, else it is the
     bytes that K/V takes in all; `num_kv_blocks` asks for that many blocks instead, so only one of the two may be given.
     `prefix_cache`: paged requests share the K/V of common beginnings. `threads=None` takes what the cgroup allows.
-    `prefill_chunk` and `max_batch_tokens` are tokens per step.
+    `prefill_chunk` and `max_batch_tokens` are tokens per step. At the context limit a request ends, or with
+    `context_limit_policy` `shift` forgets the older half of its tokens, but the first `keep`, and goes on.
     """
 
     storage: StorageChoice = "auto"
@@ -44,6 +46,8 @@ class EngineConfig:
     device: DeviceChoice = "auto"
     threads: int | None = None
     prefix_cache: bool = True
+    context_limit_policy: ContextLimitPolicy = "stop"
+    keep: int = 0
     force: bool = False
 
     def __post_init__(self) -> None:
@@ -75,7 +79,35 @@ class EngineConfig:
                 raise InvalidRequest(
                     f"{name.replace('_', ' ')} is {shown(value)}; it must be a whole number of {bounds}"
                 )
+        self._check_context_limit()
         self._check_budget()
+
+    def _check_context_limit(self) -> None:
+        _choice("context limit policy", self.context_limit_policy, ("stop", "shift"))
+        if isinstance(self.keep, bool) or not isinstance(self.keep, int) or not 0 <= self.keep <= MAX_COUNT:
+            raise InvalidRequest(f"keep is {shown(self.keep)}; it must be a whole number of at least 0")
+        if self.context_limit_policy == "stop":
+            if self.keep:
+                raise InvalidRequest(f"keep is {self.keep}, but nothing is forgotten; add context limit policy shift")
+            return
+        if self.keep % self.block_size:
+            raise InvalidRequest(
+                f"keep is {self.keep} and the block size {self.block_size}; whole blocks are kept: "
+                f"give {-(-self.keep // self.block_size) * self.block_size}"
+            )
+        if self.storage == "dense":
+            raise InvalidRequest(
+                "context limit policy shift needs paged storage, not dense; use --storage paged or auto"
+            )
+
+    def check_keep(self, max_context: int) -> None:
+        """Raises `InvalidRequest` if a context of `max_context` tokens leaves nothing to forget after the kept ones."""
+        most = (max_context // self.block_size - 2) * self.block_size
+        if self.context_limit_policy == "shift" and self.keep > most:
+            raise InvalidRequest(
+                f"keep is {self.keep} and the context {max_context}, which leaves less than two blocks of "
+                f"{self.block_size} to forget; keep at most {max(0, most)} or raise the max context"
+            )
 
     def _check_budget(self) -> None:
         budget = self.kv_budget

@@ -27,11 +27,13 @@ class RequestState:
     """A request's progress. Mutated by the scheduler only.
 
     A request catches up on `num_computed_tokens` until it equals `num_tokens`; when it does, the step samples one
-    more token. The K/V of the first `num_imported_tokens` comes with it: they count as computed when it gets a slot.
+    more token. `max_total_tokens` is the most it holds at once; beyond that it forgets all but its first `keep`, or it
+    ends. The K/V of the first `num_imported_tokens` comes with it: they count as computed when it gets a slot.
     """
 
     request: Request
     max_total_tokens: int
+    keep: int = 0
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_imported_tokens: int = 0

@@ -41,6 +41,10 @@ KvBudget = Annotated[str, option("--kv-budget", help="Memory for K/V: auto, or a
 PrefixCache = Annotated[
     bool, option("--prefix-cache/--no-prefix-cache", help="Share K/V of common beginnings in paged storage.")
 ]
+ContextLimit = Annotated[
+    str, option("--context-limit-policy", help="At the context limit: stop, or shift (forget the older half, go on).")
+]
+Keep = Annotated[int, option("--keep", help="Tokens at the front that a shift never forgets; whole blocks.")]
 Device = Annotated[str, option("--device", help="auto, cpu or cuda.")]
 Threads = Annotated[int | None, option("--threads", help="CPU threads (default: what the cgroup allows).")]
 Force = Annotated[bool, option("--force", help="Use a tokenizer whose pre-tokeniser is unknown.")]
@@ -64,6 +68,8 @@ class EngineFlags:
     kv_dtype: KvDtype = "auto"
     kv_budget: KvBudget = "auto"
     prefix_cache: PrefixCache = True
+    context_limit_policy: ContextLimit = "stop"
+    keep: Keep = 0
     device: Device = "auto"
     threads: Threads = None
 

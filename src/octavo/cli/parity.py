@@ -15,7 +15,7 @@ from octavo.errors import InvalidRequest
 MIN_TOKENS = 64
 
 
-@flags.with_engine_flags("storage", "max_context")
+@flags.with_engine_flags("storage", "max_context", "prefix_cache", "context_limit_policy", "keep")
 def parity(
     *,
     model: flags.Model = None,

@@ -15,7 +15,7 @@ from octavo.cache.cache_pool import CachePool
 from octavo.cache.prefix_types import PrefixOptions
 from octavo.cache.sequence import SequenceHandle
 from octavo.cache.spec import group_layers
-from octavo.config import EngineConfig
+from octavo.config import MAX_COUNT, EngineConfig
 from octavo.engine.hand_off import NO_HAND_OFF, HandOff, model_identity
 from octavo.engine.ledger import Ledger
 from octavo.engine.loaded_model import LoadedModel
@@ -109,6 +109,12 @@ class EngineCore:
             rings=self.storage is StorageKind.DENSE,
             switches=switches,
         )
+        self._shifts = config.context_limit_policy == "shift"
+        self._keep = config.keep
+        if self._shifts:
+            config.check_keep(self.ledger.max_context)
+            cache.check_shift()
+            cache.set_rotation(loaded.model.inverse_frequencies)
         self.runner = ModelRunner(loaded, cache)
         self._sampler = Sampler(plan.config.vocab_size, plan.device)
         self._scheduler = Scheduler(
@@ -173,13 +179,18 @@ class EngineCore:
             start.check_model(self.identity)
             self.runner.cache.check(start)
             start.check_prefix_of(request.prompt_token_ids)
-        state = RequestState(request, limit, num_imported_tokens=0 if start is None else start.num_tokens)
+        num_prompt, wanted = len(request.prompt_token_ids), request.params.max_tokens
+        num_output = limit - num_prompt
+        keep = 0
+        if self._shifts and limit == self.max_context:
+            num_output, keep = MAX_COUNT if wanted is None else wanted, self._keep
+        state = RequestState(request, limit, keep, num_imported_tokens=0 if start is None else start.num_tokens)
         tokenizer = self.loaded.tokenizer
         output = OutputProcessor(
             tokenizer.detokenizer(),
             tokenizer.eos_token_ids,
             request.params,
-            limit - len(request.prompt_token_ids),
+            num_output,
             index=request.choice,
             request_id=request.request_id,
         )
@@ -222,16 +233,25 @@ class EngineCore:
         If its device work raises, every request is where it was before, and the next step does the work again. That
         work, and nothing else, runs inside `window()`: a caller that holds interrupts back can let them through there.
         """
+        ended = [self._end(request_id) for request_id in self._scheduler.shift_contexts()] if self._shifts else []
         step = self._scheduler.schedule()
         if step is None:
-            return []
+            return ended
         try:
             with window():
                 sampled, result = self._run(step)
         except BaseException:
             self._scheduler.cancel(step)
             raise
-        return self._hand_out(step, sampled, result)
+        return ended + self._hand_out(step, sampled, result)
+
+    def _end(self, request_id: str) -> StepEvent:
+        """End a request whose context is full and cannot be shifted."""
+        live, now = self._live.pop(request_id), time.perf_counter()
+        self._scheduler.finish(request_id, "length")
+        started = live.started or now
+        times = RequestTimes((live.first_token or now) - started, now - (live.first_token or now))
+        return StepEvent(live.output.abort("length"), times=times)
 
     @torch.inference_mode()
     def _run(self, step: ScheduledStep) -> tuple[list[RequestState], SampleResult]:

@@ -83,7 +83,9 @@ def plan_model(path: Path, config: EngineConfig, *, may_run_several: bool = True
     check_heads(codecs, cls.kv_layout(model))
     warn_of_losses(codecs, model.model_type)
     several = may_run_several and config.max_num_seqs > 1
-    storage = resolve_storage(config.storage, model.model_type, device.type, cls.supports_paged, several)
+    # What is forgotten leaves in blocks.
+    choice = "paged" if config.context_limit_policy == "shift" else config.storage
+    storage = resolve_storage(choice, model.model_type, device.type, cls.supports_paged, several)
     threads = choose_threads(config.threads)
     serving = _serving(storage.kind, codecs, device, threads)
     ledger = _ledger(checkpoint, config, serving, resident_bytes(checkpoint, routes, dtype), available_memory(device))

@@ -67,7 +67,7 @@ class OutputProcessor:
             return self._delta(text + tail, (token_id,), "stop" if stopped else "length")
         return self._delta(text, (token_id,), "stop" if stopped else None)
 
-    def abort(self, reason: Literal["abort", "error"] = "abort") -> TextDelta:
+    def abort(self, reason: Literal["abort", "error", "length"] = "abort") -> TextDelta:
         """End from outside, before or between tokens; the delta brings the text that was held back."""
         assert self.finish_reason is None, f"request {self._request_id!r} has ended with {self.finish_reason!r}"
         tail, _ = self._tail()

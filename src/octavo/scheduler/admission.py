@@ -32,4 +32,4 @@ def admit_to_queue(
             "cache more blocks"
         )
     tokens = None if domain is None else encode_tokens(state.tokens(0, state.num_tokens))
-    return WaitingRequest(state, storage, pool.blocks_needed(total, storage), domain, tokens)
+    return WaitingRequest(state, storage, pool.blocks_needed(total, storage, state.keep), domain, tokens)

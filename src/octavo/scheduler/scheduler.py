@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from octavo.cache.cache_pool import CachePool
 from octavo.cache.prefix_types import PrefixDomain, PrefixHit
-from octavo.cache.refusals import InvalidArgument
+from octavo.cache.refusals import BlocksExhausted, InvalidArgument
 from octavo.cache.sequence import SequenceHandle
 from octavo.errors import InvalidRequest
 from octavo.outputs import FinishReason
@@ -187,11 +187,32 @@ class Scheduler:
             raise InvalidArgument("a step is still out; complete or cancel it before a request is preempted")
         if request_id not in self._running:
             raise InvalidArgument(f"request {request_id!r} is not running and cannot be preempted")
+        if self._pool.sequence(self._running[request_id].handle).rope_offset:
+            raise InvalidArgument(f"request {request_id!r} has forgotten tokens and cannot be computed again")
         waiting = self._running[request_id].waiting
         again = admit_to_queue(self._pool, waiting.state, waiting.storage, waiting.domain)
         self._stop(request_id)
         waiting.state.num_computed_tokens = waiting.state.num_imported_tokens = 0
         self._waiting.push_front(again)
+
+    def shift_contexts(self) -> list[str]:
+        """Have running requests that hold as much as they may forget the older half of it, but their kept tokens.
+
+        Returns those that cannot, because others share their blocks and there are none to copy these to: end them.
+        Raises `InvalidArgument` while a step is out.
+        """
+        if self._in_flight is not None:
+            raise InvalidArgument("a step is still out; complete or cancel it before contexts are shifted")
+        stuck = []
+        for request_id, running in self._running.items():
+            state, size = running.state, self._pool.block_size
+            if self._pool.sequence(running.handle).rope_position + running.num_remaining <= state.max_total_tokens:
+                continue
+            try:
+                self._pool.shift(running.handle, max(1, (state.max_total_tokens - state.keep) // 2 // size) * size)
+            except BlocksExhausted:
+                stuck.append(request_id)
+        return stuck
 
     def _line(self) -> list[WaitingRequest]:
         """Those that may be admitted together, oldest first: as many as there are slots.
@@ -211,8 +232,10 @@ class Scheduler:
         state, request_id, blocks = waiting.state, waiting.state.request.request_id, waiting.blocks
         num_cached = state.num_imported_tokens  # they are written, so not into blocks that others share
         if not num_cached and waiting.domain is not None and waiting.tokens is not None:
-            hit = self._hits[request_id] = self._pool.prefix.match(waiting.domain, waiting.tokens, waiting.storage)
-            blocks = self._pool.blocks_to_admit(waiting.storage, state.max_total_tokens, prefix=hit)
+            hit = self._hits[request_id] = self._pool.prefix.match(
+                waiting.domain, waiting.tokens, waiting.storage, state.keep
+            )
+            blocks = self._pool.blocks_to_admit(waiting.storage, state.max_total_tokens, state.keep, prefix=hit)
             num_cached = hit.num_tokens
         return WaitingView(request_id, state.num_tokens - num_cached, blocks, waiting.storage is StorageKind.DENSE)
 
@@ -250,7 +273,9 @@ class Scheduler:
         undo.callback(self._waiting.push_front, waiting)
         imported = waiting.state.num_imported_tokens
         hit = None if imported else self._hits.get(request_id)
-        handle = self._pool.allocate(request_id, waiting.storage, waiting.state.max_total_tokens, prefix=hit)
+        handle = self._pool.allocate(
+            request_id, waiting.storage, waiting.state.max_total_tokens, waiting.state.keep, prefix=hit
+        )
         self._running[request_id] = _Running(waiting, handle)
         waiting.state.slot = handle.slot
         waiting.state.num_computed_tokens = hit.num_tokens if hit is not None else imported
