@@ -225,9 +225,9 @@ def test_an_interrupt_stops_the_answer_and_keeps_what_was_said(octavo, expected,
     original = LLM.stream
     calls = []
 
-    def stream(self: LLM, prompt, params):
+    def stream(self: LLM, prompt, params, **options):
         calls.append(prompt)
-        for i, item in enumerate(original(self, prompt, params)):
+        for i, item in enumerate(original(self, prompt, params, **options)):
             if len(calls) == 1 and i == after:
                 raise KeyboardInterrupt
             yield item

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -53,6 +54,9 @@ def chat(
         seed=seed,
         stop=flags.stop_strings(stop),
     )
+    if engine.storage == "auto":
+        # Each turn begins with all that was said before, which paged storage has at hand.
+        engine = replace(engine, storage="paged")
     config = engine.config(1, force=force)
     if sys.stdin is None:
         raise InvalidRequest("standard input is closed; a conversation reads its messages from it")
