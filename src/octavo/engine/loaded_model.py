@@ -106,11 +106,11 @@ def share_weights(loaded: LoadedModel, config: EngineConfig, storage: StorageDec
     plan = loaded.plan
     resident = replace(plan.ledger.resident, loading=0)
     available = available_memory(plan.device) + resident.weights + resident.runtime
-    serving = _serving(storage.kind, plan.codecs, plan.device, plan.threads)
-    return replace(
-        loaded,
-        plan=replace(plan, storage=storage, ledger=_ledger(plan.checkpoint, config, serving, resident, available)),
-    )
+    codecs = resolve_kv_dtype(config.kv_dtype, plan.dtype)
+    check_heads(codecs, loaded.model.kv_layout(plan.config))
+    serving = _serving(storage.kind, codecs, plan.device, plan.threads)
+    ledger = _ledger(plan.checkpoint, config, serving, resident, available)
+    return replace(loaded, plan=replace(plan, codecs=codecs, storage=storage, ledger=ledger))
 
 
 def _serving(storage: StorageKind, codecs: tuple[Codec, Codec], device: torch.device, threads: int) -> Serving:

@@ -25,6 +25,7 @@ from octavo.step_batch import StorageKind
 from octavo.storage.route import RouteSwitches
 
 ROWS = 4
+_NARROW = ("q8_0", "q4_0", "turbo4")
 ARMS = (
     "dense_b1",
     "paged_b1",
@@ -35,6 +36,7 @@ ARMS = (
     "cached_prefix",
     "preempted",
     "imported_snapshot",
+    *(f"codec_{name}" for name in _NARROW),
     "cli",
 )
 _MARGIN = {torch.float32: 1e-3, torch.float16: 0.25, torch.bfloat16: 0.25}
@@ -93,14 +95,35 @@ class ParityRun:
         done(self._judge("cached_prefix", self._cached(longest), longest, StorageKind.PAGED))
         done(self._judge("preempted", self._preempted(longest), longest, StorageKind.PAGED))
         done(self._judge("imported_snapshot", self._imported(longest), longest, StorageKind.PAGED))
+        for codec in _NARROW:
+            done(self._codec(codec, longest))
         done(self._judge("cli", self._cli(0), 0, StorageKind.DENSE))
         return results
 
+    def _codec(self, codec: str, prompt: int) -> ArmResult:
+        """K and V in fewer bits: other numbers than the reference's, but the same dense as paged by gather."""
+        name = f"codec_{codec}"
+        try:
+            dense = self._alone(StorageKind.DENSE, prompt, "", kv_dtype=codec)
+            switches = RouteSwitches(native=False)
+            paged = self._alone(StorageKind.PAGED, prompt, name, switches=switches, kv_dtype=codec)
+        except InvalidRequest as refusal:  # heads of a size that it does not take
+            return ArmResult(name, True, None, None, {}, f"not run: {refusal}")
+        return self._judge(name, paged, prompt, StorageKind.PAGED, {"gather"}, dense)
+
     def _judge(
-        self, name: str, trace: Trace, prompt: int, kind: StorageKind, routes: Set[str] | None = None
+        self,
+        name: str,
+        trace: Trace,
+        prompt: int,
+        kind: StorageKind,
+        routes: Set[str] | None = None,
+        reference: Trace | None = None,
     ) -> ArmResult:
+        """`reference` is the prompt's own unless given, and `routes` are those of `kind`."""
         expected = routes or _EXPECTED_ROUTES[kind]
-        found = compare(trace, self._reference[prompt], bitwise=self.bitwise, margin=self.margin)
+        reference = reference or self._reference[prompt]
+        found = compare(trace, reference, bitwise=self.bitwise, margin=self.margin)
         problem = trace.problem
         if problem is None and len(trace.token_ids) != self._num_tokens:
             problem = f"gave {len(trace.token_ids)} tokens, not {self._num_tokens}"
@@ -116,8 +139,10 @@ class ParityRun:
         name: str,
         prefill_chunk: int = 2048,
         switches: RouteSwitches | None = None,
+        kv_dtype: str | None = None,
     ) -> Trace:
         config = replace(self._config, max_num_seqs=1, prefill_chunk=prefill_chunk)
+        config = replace(config, kv_dtype=kv_dtype or config.kv_dtype)
         return self._run(config, kind, [prompt], [name], switches)[0]
 
     def _batch(self, kind: StorageKind, names: Sequence[str]) -> list[Trace]:
