@@ -78,6 +78,7 @@ def set_up(extras: tuple[str, ...]) -> None:
     run_pip("install", "--quiet", "--upgrade", "-c", CONSTRAINTS, "pip")
     announce_download(wanted)
     install(present, wanted)
+    keep_bytecode_in_environment()
     STAMP.write_text(json.dumps(asdict(wanted)), encoding="utf-8")
 
 
@@ -204,6 +205,15 @@ def install(present: Stamp | None, wanted: Stamp) -> None:
         run_pip("install", *index, shown=True)
     extras = f"[{','.join(wanted.extras)}]" if wanted.extras else ""
     run_pip("install", "-c", CONSTRAINTS, "-e", f".{extras}", shown=True)
+
+
+def keep_bytecode_in_environment() -> None:
+    """Have the environment's Python keep its `__pycache__` below `.venv`, not in the source tree."""
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    done = subprocess.run([venv_python(), "-c", code], capture_output=True, text=True, check=True)
+    # Python runs such a line of a .pth file whenever it starts.
+    line = "import sys; sys.pycache_prefix = sys.pycache_prefix or sys.prefix + '/pycache'\n"
+    (Path(done.stdout.strip()) / "octavo-pycache.pth").write_text(line, encoding="utf-8")
 
 
 def run_pip(*arguments: str, shown: bool = False) -> str:

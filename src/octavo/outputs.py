@@ -20,7 +20,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """`cached_tokens` of the prompt were not computed, as their K/V was there; None if nobody brought any."""
+    """`cached_tokens` of the prompt came with a snapshot; None without one. Prefix cache hits are not counted here."""
 
     prompt_tokens: int
     completion_tokens: int
