@@ -213,3 +213,24 @@ def test_a_damaged_file_is_refused_by_name(tmp_path):
     path.write_bytes(DATA[:-40] + b"x" + DATA[-39:])
     with pytest.raises(LoadError, match=r"a\.kv: its checksum does not match its \d+ bytes, so it is corrupt; make"):
         KVSnapshot.load(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_pipe_is_refused_without_waiting_for_a_writer(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(LoadError, match="no regular file"):
+        KVSnapshot.load(tmp_path / "pipe")
+
+
+def test_a_file_far_longer_than_it_says_is_refused_before_memory_is_taken(tmp_path):
+    path = tmp_path / "sparse.kv"
+    made().save(path)
+    os.truncate(path, 1 << 36)
+    with pytest.raises(LoadError, match=r"sparse\.kv"):
+        KVSnapshot.load(path)
+
+
+def test_a_link_that_leads_to_itself_is_refused(tmp_path):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(InvalidRequest, match="leads to itself"):
+        made().save(tmp_path / "loop")

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -87,12 +88,12 @@ def decode(stream: BinaryIO, size: int, where: str) -> Contents:
             f"{where}: is a K/V snapshot of version {shown(about.get('version'))}; this Octavo reads version "
             f"{VERSION}: {_REMEDY} with it"
         )
+    entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    spans = _spans(entries, size - len(prefix), where)
     payload = bytearray(size - len(prefix))
     read = stream.readinto(payload)  # type: ignore[attr-defined]
     if read != len(payload):
         raise LoadError(f"{where}: ended after {len(prefix) + read} of {size} bytes while it was read; {_REMEDY}")
-    entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-    spans = _spans(entries, len(payload), where)
     digest = hashlib.blake2b(prefix, digest_size=_DIGEST_BYTES)
     digest.update(memoryview(payload)[: len(payload) - _DIGEST_BYTES])
     if digest.digest() != payload[len(payload) - _DIGEST_BYTES :]:
@@ -109,7 +110,7 @@ def decode(stream: BinaryIO, size: int, where: str) -> Contents:
 def write_file(path: Path, pieces: Iterator[memoryview | bytes]) -> None:
     """Write `path`, whole or not at all, readable by its owner alone. Raises `InvalidRequest` if it cannot be."""
     check_writable(path)
-    target = path.resolve()  # through a link, not over it
+    target = Path(os.path.realpath(path))  # through a link, not over it
     try:
         descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name[:64]}.", dir=target.parent)  # mode 0600
         try:
@@ -130,6 +131,11 @@ def write_file(path: Path, pieces: Iterator[memoryview | bytes]) -> None:
 
 def check_writable(path: Path) -> None:
     """Raises `InvalidRequest` if it is plain before anything is computed that `path` cannot be written."""
+    try:
+        os.stat(path)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise InvalidRequest(f"{path}: is a link that leads to itself; give another path") from error
     if os.path.exists(path) and not os.path.isfile(path):
         raise InvalidRequest(f"{path}: is no regular file; give another path to save the K/V snapshot to")
     parent = os.path.dirname(os.path.realpath(path))
@@ -142,10 +148,10 @@ def check_writable(path: Path) -> None:
 def read_file(path: Path) -> Contents:
     """Raises `LoadError` if the file cannot be read or is no intact snapshot."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # before it is opened: a pipe would wait for a writer
+            raise LoadError(f"{path}: is no regular file; give one that was saved with --save-cache")
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise LoadError(f"{path}: is no regular file; give one that was saved with --save-cache")
             return decode(file, status.st_size, str(path))
     except OSError as error:
         raise LoadError(f"{path}: cannot be read ({error.strerror or error}); check the path") from error

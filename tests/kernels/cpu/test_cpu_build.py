@@ -40,6 +40,12 @@ class Cache:
         return len(self.calls.read_text().splitlines()) if self.calls.exists() else 0
 
     @property
+    def kept(self) -> list[Path]:
+        """All that is in the cache, but the digests of libraries."""
+        digests = [library.with_suffix(".sha256") for library in self.libraries]
+        return [path for path in self.kernels.iterdir() if path not in digests]
+
+    @property
     def libraries(self) -> list[Path]:
         return sorted(self.kernels.glob("*.so"))
 
@@ -77,7 +83,7 @@ def test_kernels_are_compiled_once_into_the_cache_and_then_found_there(cache):
     assert second.functions is not None and not second.freshly_compiled
     assert second.instructions == first.instructions
     assert cache.num_calls == 1
-    assert list(cache.kernels.iterdir()) == cache.libraries  # no scratch is left
+    assert cache.kept == cache.libraries  # no scratch is left
 
 
 @needs_compiler
@@ -89,10 +95,12 @@ def test_another_compiler_makes_another_library(cache):
 
 
 @needs_compiler
-@pytest.mark.parametrize("content", [b"", b"\x7fELF", b"no library\n" * 100], ids=["empty", "cut", "text"])
+@pytest.mark.parametrize(
+    "content", [b"", b"\x7fELF", None, b"no library\n" * 100], ids=["empty", "cut", "half", "text"]
+)
 def test_a_damaged_library_is_compiled_again(cache, content):
     path, _ = build.compiled_library(lambda fresh: cache.kernels / fresh.name)  # not loaded: only damaged ones are
-    path.write_bytes(content)
+    path.write_bytes(path.read_bytes()[:5000] if content is None else content)
     again = load()
     assert again.functions is not None and again.freshly_compiled
     assert cache.num_calls == 2
@@ -206,7 +214,7 @@ def test_processes_that_compile_at_once_all_get_kernels(cache):
     said = [process.communicate(timeout=120) for process in processes]
     assert len({out for out, _ in said}) == 1 and said[0][0].strip()
     assert [err for _, err in said] == ["", "", ""]
-    assert list(cache.kernels.iterdir()) == cache.libraries and len(cache.libraries) == 1
+    assert cache.kept == cache.libraries and len(cache.libraries) == 1
     assert cache.num_calls == 3
 
 

@@ -47,7 +47,7 @@ def compiled_library(bind: Callable[[Path], T]) -> tuple[T, bool]:
             fresh = Path(scratch) / name
             _compile(compiler, fresh)
             library = bind(fresh)  # before it is kept, so that nothing is kept that cannot be loaded
-            fresh.replace(path)
+            _keep(fresh, path)
             return library, True
     except (OSError, RuntimeError):
         with tempfile.TemporaryDirectory(prefix="octavo-") as scratch:
@@ -106,10 +106,31 @@ def _load_kept(bind: Callable[[Path], T], path: Path) -> T | None:
     if not path.exists():
         return None
     try:
-        return bind(path)
-    except (OSError, AttributeError):
-        path.unlink(missing_ok=True)
-        return None
+        # A library that was cut short would end the process when it is loaded.
+        if _digest(path) == _digest_path(path).read_text(encoding="ascii"):
+            return bind(path)
+    except (OSError, AttributeError, ValueError):
+        pass
+    path.unlink(missing_ok=True)
+    return None
+
+
+def _keep(fresh: Path, path: Path) -> None:
+    """Move a library to where it is kept, whole or not at all, its digest before it."""
+    digest = fresh.with_suffix(".digest")
+    digest.write_text(_digest(fresh), encoding="ascii")
+    for file, target in ((digest, _digest_path(path)), (fresh, path)):
+        with file.open("rb") as written:
+            os.fsync(written.fileno())
+        file.replace(target)
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _digest_path(path: Path) -> Path:
+    return path.with_suffix(".sha256")
 
 
 def _fingerprint(compiler: list[str]) -> str:

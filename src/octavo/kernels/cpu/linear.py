@@ -70,7 +70,9 @@ class PackedAffine:
         self._num_parts = len(self._parts)
 
     def multiply(self, x: Tensor) -> Tensor:
-        """x [T, K] float32, contiguous -> x Wᵀ [T, N] float32."""
+        """x [T, K] -> x Wᵀ [T, N] float32."""
+        x = x.float().contiguous()  # what a 16-bit route left, e.g.
+        assert x.shape[1] == self.num_columns, (x.shape, self.num_columns)
         num_tokens = x.shape[0]
         y = torch.empty(num_tokens, self.num_rows)
         failed = self._linear(
