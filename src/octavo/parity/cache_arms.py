@@ -31,12 +31,11 @@ def trace_preempted(core: EngineCore, prompt: Sequence[int], params: SamplingPar
     """The request loses its blocks twice on the way; prompt and answer so far are computed again, as one prefill."""
     assert params.max_tokens is not None
     stops = {params.max_tokens // 3, 2 * params.max_tokens // 3}
-    before = core.runner.cache.routes.by_route()
     for piece in LLM.over(core).stream(prompt, params):
         if isinstance(piece, TextDelta):
             trace.token_ids += piece.token_ids
             if len(trace.token_ids) in stops:
                 core.preempt(piece.request_id)
-    after = core.runner.cache.routes.by_route()
-    trace.routes = {route: count - before.get(route, 0) for route, count in after.items()}
+        else:
+            trace.routes = piece.routes
     return trace
