@@ -209,11 +209,10 @@ def install(present: Stamp | None, wanted: Stamp) -> None:
 
 def keep_bytecode_in_environment() -> None:
     """Have the environment's Python keep its `__pycache__` below `.venv`, not in the source tree."""
-    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    done = subprocess.run([venv_python(), "-c", code], capture_output=True, text=True, check=True)
     # Python runs such a line of a .pth file whenever it starts.
     line = "import sys; sys.pycache_prefix = sys.pycache_prefix or sys.prefix + '/pycache'\n"
-    (Path(done.stdout.strip()) / "octavo-pycache.pth").write_text(line, encoding="utf-8")
+    for packages in VENV.glob("lib/python*/site-packages"):
+        (packages / "octavo-pycache.pth").write_text(line, encoding="utf-8")
 
 
 def run_pip(*arguments: str, shown: bool = False) -> str:

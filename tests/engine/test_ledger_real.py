@@ -38,7 +38,10 @@ def peak_of(*command: str) -> tuple[int, int]:
     return peak, resident
 
 
-@pytest.mark.parametrize("alias", ["smollm2", "gemma3", "qwen05"])
+@pytest.mark.parametrize(
+    "alias",
+    ["smollm2", pytest.param("gemma3", marks=pytest.mark.nightly), pytest.param("qwen05", marks=pytest.mark.nightly)],
+)
 def test_the_ledger_covers_what_generate_takes_and_not_much_more(alias, tmp_path):
     model = str(weights_path(alias))
     prompt = tmp_path / "prompt.txt"

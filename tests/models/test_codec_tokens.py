@@ -58,6 +58,7 @@ def test_q8_0_keeps_every_greedy_token_whose_margin_is_clear(alias, record_prope
     assert 0.0 < outcome.figures["largest_logit_difference"] < 2.0
 
 
+@pytest.mark.nightly
 def test_q8_0_keys_of_qwen_lose_clear_tokens_as_the_warning_says(record_property):
     outcome = force("qwen05", "k=q8_0,v=f16")
     for name, value in outcome.figures.items():
