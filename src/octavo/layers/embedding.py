@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from octavo.layers.linear import PackedWeight
+from octavo.layers.linear import Table
 
 
 class Embedding:
     """A packed table [V, H] looked up by token id; rows come out in float32, times `scale`."""
 
-    def __init__(self, table: PackedWeight, *, scale: float = 1.0) -> None:
+    def __init__(self, table: Table, *, scale: float = 1.0) -> None:
         self._table = table
         self._scale = scale
 

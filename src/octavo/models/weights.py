@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo.layers.embedding import Embedding
-from octavo.layers.linear import Head, Linear, PackedWeight, RouteChoice
+from octavo.layers.linear import Head, Linear, PackedWeight, RouteChoice, Table
 from octavo.layers.linear.dense_route import DenseRoute
 from octavo.layers.norm import RMSNorm
 from octavo.layers.quant_tensor import QuantTensor
@@ -63,11 +63,10 @@ class WeightSource:
         head_shards = embed if tied else [self._checkpoint.tensor("lm_head.weight")]
         head = self._pack(head_shards)
         self._on_bytes(head_shards[0].num_bytes)
-        if tied and self._routes.route(embed).serves_embedding:
+        if tied and isinstance(head, Table):
             return Embedding(head, scale=scale), Head(head)
-        if self._routes.route(embed).serves_embedding:
-            table = self._pack(embed)
-        else:
+        table = self._pack(embed) if self._routes.route(embed).serves_embedding else None
+        if not isinstance(table, Table):
             table = DenseRoute(self.dtype, self.device).pack(embed)
             self.num_bytes += table.num_bytes
         if not tied:

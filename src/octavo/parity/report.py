@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ArmResult:
-    """One arm against the reference. `problem` says why it failed, beyond what the numbers show, or was not run."""
+    """One arm against the reference. `problem` says why it failed, beyond what the numbers show."""
 
     name: str
     equal: bool
@@ -28,9 +28,7 @@ class ArmResult:
         }
 
     def line(self) -> str:
-        verdict = "equal" if self.equal else "DIFFERS"
-        if self.problem:
-            verdict = self.problem if self.equal else f"DIFFERS ({self.problem})"
+        verdict = "equal" if self.equal else f"DIFFERS ({self.problem})" if self.problem else "DIFFERS"
         diff = "not observed" if self.max_logit_diff is None else f"{self.max_logit_diff:.3g}"
         first = "none" if self.first_divergence is None else str(self.first_divergence)
         routes = ", ".join(f"{name} {count}" for name, count in self.routes.items())

@@ -32,9 +32,6 @@ class Int4Weight:
     def apply_float32(self, x: Tensor) -> Tensor:
         return self.apply(x).float()
 
-    def lookup(self, ids: Tensor) -> Tensor:
-        raise NotImplementedError
-
 
 class Int4Route:
     """Codes are kept exactly; scales and offsets are rounded to bfloat16. Row-invariant at every row count."""

@@ -30,9 +30,6 @@ class Int8Weight:
     def apply_float32(self, x: Tensor) -> Tensor:
         return self.apply(x).float()
 
-    def lookup(self, ids: Tensor) -> Tensor:
-        raise NotImplementedError
-
 
 class Int8Route:
     """Symmetric rounding of each row to 127 steps. Row-invariant: the kernel adds in one order for every row."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -41,8 +41,13 @@ class PackedWeight(Protocol):
         """Like `apply`, but [T, N] float32, not rounded to the compute dtype: for logits."""
         ...
 
+
+@runtime_checkable
+class Table(PackedWeight, Protocol):
+    """A packed weight whose rows can be looked up: what routes that `serves_embedding` pack."""
+
     def lookup(self, ids: Tensor) -> Tensor:
-        """Rows `ids` [T] int64 -> [T, K] float32. Only where the route can: see `LinearRoute.serves_embedding`."""
+        """Rows `ids` [T] int64 -> [T, K] float32."""
         ...
 
 

@@ -48,9 +48,6 @@ class TiledWeight:
         """The product and, in a second pass, what rounding it to 16 bit lost: about 2⁻¹⁷ relative to the larger."""
         return torch.cat([self._tile_float32(tile) for tile in x.to(self._dtype).split(TILE)])
 
-    def lookup(self, ids: Tensor) -> Tensor:
-        raise NotImplementedError
-
     def _tile(self, x: Tensor) -> Tensor:
         if self._uniform:
             return self._multiply(x)
