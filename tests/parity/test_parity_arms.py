@@ -123,7 +123,7 @@ def test_a_paged_arm_without_paged_routes_fails_although_its_tokens_agree(loaded
         assert arm.problem in arm.line()
 
 
-@pytest.mark.skipif(PAGED_ROUTES == {"gather"}, reason="no compiled kernels, so paged rows are gathered")
+@pytest.mark.skipif({"gather"} == PAGED_ROUTES, reason="no compiled kernels, so paged rows are gathered")
 def test_a_paged_arm_that_gathers_where_the_fused_kernel_serves_fails(loaded, quick_cli, monkeypatch):
     original = RouteCounts.add
 
