@@ -2,7 +2,9 @@
 
     OctavoError
     ├── InvalidRequest   the caller asked for something that cannot be   (HTTP 400, exit 2)
-    ├── CapacityError    cannot be served now, or ever, for lack of room (HTTP 429/503, exit 2)
+    ├── CapacityError    cannot be served now, or ever, for lack of room (HTTP 400/503, exit 2)
+    │   ├── QueueFull    too many wait already                           (HTTP 429)
+    │   └── NotReady     the engine loads, drains or has failed          (HTTP 503)
     ├── LoadError        a model or tokenizer file cannot be used        (exit 2)
     └── EngineFault      a fault of ours while serving a request         (HTTP 500, exit 1)
 
@@ -28,6 +30,18 @@ class CapacityError(OctavoError):
     """The request is sound but does not fit the memory that was set aside."""
 
     exit_status = 2
+
+
+class QueueFull(CapacityError):
+    """As many requests wait as may; one that comes later can be served."""
+
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class NotReady(CapacityError):
+    """The engine does not take requests: it still loads, is ending, or has failed."""
 
 
 class LoadError(OctavoError):

@@ -12,7 +12,8 @@ from typing import Any
 
 from octavo.config import EngineConfig
 from octavo.engine.client import EngineClient, InProcessClient
-from octavo.engine.core import EngineCore, RequestTimes, StepEvent
+from octavo.engine.core import EngineCore
+from octavo.engine.events import RequestTimes, StepEvent
 from octavo.engine.hand_off import NO_HAND_OFF, HandOff
 from octavo.engine.loaded_model import Progress, load_model, plan_model
 from octavo.errors import EngineFault, InvalidRequest, shown

@@ -13,6 +13,9 @@ class Request:
     """What a client submits: one prompt, one choice. `n` choices are `n` requests that share a prompt.
 
     `seed` is always set by the time a request exists; `choice` distinguishes the `n` choices of one prompt.
+    A lower `priority` is served earlier, as users of nice(1) expect. Requests share cached prefixes only with those of
+    the same `cache_salt`. `queue_timeout_s` and `timeout_s` are seconds that it may wait for its first step, and that
+    it may take in all; None for no limit.
     """
 
     request_id: str
@@ -20,6 +23,10 @@ class Request:
     params: SamplingParams
     seed: int
     choice: int = 0
+    priority: int = 0
+    cache_salt: str = ""
+    queue_timeout_s: float | None = None
+    timeout_s: float | None = None
 
 
 @dataclass(slots=True)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from octavo.cache.storage_policy import StorageDecision
 from octavo.config import EngineConfig
-from octavo.engine.core import EngineCore, StepEvent
+from octavo.engine.core import EngineCore
+from octavo.engine.events import StepEvent
 from octavo.engine.loaded_model import LoadedModel, load_model, plan_model, share_weights
 from octavo.outputs import FinishReason
 from octavo.request import Request

@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Generator, Sequence
 from typing import Protocol
 
-from octavo.engine.core import EngineCore, StepEvent
+from octavo.engine.core import EngineCore
+from octavo.engine.events import StepEvent
 from octavo.engine.hand_off import NO_HAND_OFF, HandOff
 from octavo.engine.interrupts import HeldInterrupts
 from octavo.request import Request

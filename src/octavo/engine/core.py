@@ -16,6 +16,7 @@ from octavo.cache.prefix_types import PrefixOptions
 from octavo.cache.sequence import SequenceHandle
 from octavo.cache.spec import group_layers
 from octavo.config import MAX_COUNT, EngineConfig
+from octavo.engine.events import RequestTimes, StepEvent
 from octavo.engine.hand_off import NO_HAND_OFF, HandOff, model_identity
 from octavo.engine.ledger import Ledger
 from octavo.engine.loaded_model import LoadedModel
@@ -23,35 +24,12 @@ from octavo.engine.model_runner import ModelRunner
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.sampler import Sampler, SampleResult, SamplerRow
 from octavo.errors import CapacityError, InvalidRequest, OctavoError, shown
-from octavo.outputs import TextDelta, TokenLogprobs
 from octavo.request import Request, RequestState
 from octavo.scheduler.scheduler import ScheduledStep, Scheduler
 from octavo.step_batch import StorageKind
 from octavo.storage import KVCache
 from octavo.storage.route import RouteSwitches
 from octavo.storage.snapshot import KVSnapshot, ModelIdentity
-
-
-@dataclass(frozen=True, slots=True)
-class RequestTimes:
-    """Seconds from the first step to the first token, and from there to the last."""
-
-    prefill_s: float
-    decode_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class StepEvent:
-    """What a step did for one request: a piece of text, and at its end the times, or the fault that ended it.
-
-    `snapshot` comes with the last event of a request whose `HandOff` asked for one, unless a fault ended it.
-    """
-
-    delta: TextDelta
-    logprobs: TokenLogprobs | None = None
-    times: RequestTimes | None = None
-    error: str | None = None
-    snapshot: KVSnapshot | None = None
 
 
 @dataclass(slots=True)
