@@ -16,7 +16,7 @@ from octavo.cache.prefix_types import PrefixOptions
 from octavo.cache.sequence import SequenceHandle
 from octavo.cache.spec import group_layers
 from octavo.config import MAX_COUNT, EngineConfig
-from octavo.engine.events import RequestTimes, StepEvent
+from octavo.engine.events import Fault, RequestTimes, StepEvent
 from octavo.engine.hand_off import NO_HAND_OFF, HandOff, model_identity
 from octavo.engine.ledger import Ledger
 from octavo.engine.loaded_model import LoadedModel
@@ -270,7 +270,8 @@ class EngineCore:
                     snapshot = self._export(state, live.handle)
                 self._scheduler.finish(request_id, delta.finish_reason)
                 del self._live[request_id]
-            events.append(StepEvent(delta, found, times, error, snapshot))
+            fault: Fault | None = None if error is None else "fault"
+            events.append(StepEvent(delta, found, times, error, fault, snapshot=snapshot))
         return events
 
 
