@@ -62,7 +62,10 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A finished prompt with all its choices."""
+    """A finished prompt with all its choices.
+
+    `prompt_logprobs` has an entry for each prompt token, None for the first; None if they were not asked for.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -71,3 +74,4 @@ class RequestOutput:
     timings: Timings
     storage: str
     routes: Mapping[str, int] = field(default_factory=dict)
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None

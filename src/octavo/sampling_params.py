@@ -20,7 +20,9 @@ class SamplingParams:
     `temperature` 0 is greedy (the default). `max_tokens=None` generates up to the context limit.
     `top_k=0`, `top_p=1`, `min_p=0` and penalties of 1, 0, 0 switch the respective step off.
     `repetition_penalty` looks at prompt and output, presence and frequency at the output only.
-    `logprobs=k` returns the chosen token's log-probability and the k best alternatives.
+    `logprobs=k` returns the chosen token's log-probability and the k best alternatives; `prompt_logprobs=k` the same
+    for each prompt token but the first, computed for the first choice alone, and never from a cached prefix.
+    `max_tokens=0` generates nothing, which only makes sense with `prompt_logprobs`.
     Randomness is a function of (seed, choice, position, token id) alone; `seed=None` draws a seed on arrival.
 
     Raises `InvalidRequest` for any value out of range.
@@ -36,6 +38,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     seed: int | None = None
     n: int = 1
     stop: Sequence[str] = ()
@@ -50,7 +53,7 @@ class SamplingParams:
             raise InvalidRequest(f"logit_bias must map token ids to numbers, got {shown(self.logit_bias)}")
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1, None)
+            _integer("max_tokens", self.max_tokens, 1 if self.prompt_logprobs is None else 0, None)
         _real("temperature", self.temperature, 0.0, 100.0)
         _integer("top_k", self.top_k, 0, None)
         _real("top_p", self.top_p, 0.0, 1.0, low_open=True)
@@ -58,8 +61,9 @@ class SamplingParams:
         _real("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         _real("presence_penalty", self.presence_penalty, -100.0, 100.0)
         _real("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
-        if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _integer(name, getattr(self, name), 0, MAX_LOGPROBS)
         if self.seed is not None:
             _integer("seed", self.seed, -(2**63), 2**64 - 1)
         _integer("n", self.n, 1, MAX_CHOICES)

@@ -20,8 +20,8 @@ class ModelRunner:
         self.cache = cache
 
     @torch.inference_mode()
-    def execute(self, batch: StepBatch) -> Tensor:
-        """Logits [R, V] float32 of the rows that ask for a sample, in batch order. Stores the K/V of every token."""
+    def forward(self, batch: StepBatch) -> Tensor:
+        """Hidden states [T, H] after the last norm, of every token in batch order. Stores the K/V of each."""
         self.cache.plan(batch)
         token_ids = [token for row in batch.rows for token in row.token_ids]
         positions = [position for row in batch.rows for position in range(row.rope_start, row.rope_stop)]
@@ -30,10 +30,24 @@ class ModelRunner:
             positions=torch.tensor(positions, device=self._device),
             limit=max(row.rope_stop for row in batch.rows),
         )
-        hidden = self._model.forward(inputs, self.cache)
-        ends, end = [], 0
-        for row in batch.rows:
-            end += row.num_tokens
-            if row.sample:
-                ends.append(end - 1)
-        return self._model.logits(hidden if len(ends) == len(hidden) else hidden[ends])
+        return self._model.forward(inputs, self.cache)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [R, V] float32 of hidden states [R, H]. A row's do not depend on the others."""
+        return self._model.logits(hidden)
+
+    def execute(self, batch: StepBatch) -> Tensor:
+        """Logits [R, V] float32 of the rows that ask for a sample, in batch order. Stores the K/V of every token."""
+        hidden = self.forward(batch)
+        return self.logits(sampled_rows(hidden, batch))
+
+
+def sampled_rows(hidden: Tensor, batch: StepBatch) -> Tensor:
+    """Of `hidden` [T, H], the last token's row of each request that asks for a sample."""
+    ends, end = [], 0
+    for row in batch.rows:
+        end += row.num_tokens
+        if row.sample:
+            ends.append(end - 1)
+    return hidden if len(ends) == len(hidden) else hidden[ends]

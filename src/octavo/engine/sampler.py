@@ -84,6 +84,21 @@ class Sampler:
             [None if token_id >= 0 else _fault(row) for token_id, row in zip(host_ids, rows, strict=True)],
         )
 
+    @torch.no_grad()
+    def score(self, logits: Tensor, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs] | None:
+        """Log-probabilities of tokens that are given, and of each row's `num_top` best: bitwise what `sample` reports
+        for the same logits `[len(token_ids), V]`. None if a row holds NaN or +inf, or nothing but -inf.
+        """
+        assert logits.shape == (len(token_ids), self._vocab_size), f"{tuple(logits.shape)} for {len(token_ids)} ids"
+        if not bool(logits.amax(dim=1).isfinite().all()):
+            return None
+        wanted = torch.tensor(token_ids, dtype=torch.int64, device=logits.device)
+        scored: list[TokenLogprobs] = []
+        for part in self._parts(list(range(len(token_ids)))):
+            counts = [num_top] * len(part)
+            scored += token_logprobs(_take(logits, part), _take(wanted, part), counts, self._workspace)
+        return scored
+
     def _draw(self, logits: Tensor, best: Tensor, rows: Sequence[SamplerRow]) -> Tensor:
         """Token ids `[R]` drawn from `logits` `[R, V]` whose row maxima are `best` `[R]`."""
         z = self._scaled(logits, best[:, None], rows)
