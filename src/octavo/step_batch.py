@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 
 class StorageKind(Enum):
@@ -13,8 +14,7 @@ class StorageKind(Enum):
     PAGED = "paged"
 
 
-@dataclass(frozen=True, slots=True)
-class FreshBlocks:
+class FreshBlocks(NamedTuple):
     """Block ids a group gained for this step: absolute blocks `first, first + 1, …` lie in `block_ids`."""
 
     group: int

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from octavo.cache.block_pool import BlockPool
 from octavo.cache.cache_pool import CachePool
 from octavo.cache.prefix_types import PrefixDomain, encode_tokens
+from octavo.cache.sequence import SequenceHandle
 from octavo.cache.spec import CacheGroup, LayerSpec
 from octavo.step_batch import StorageKind
 
@@ -22,9 +23,10 @@ def measure_block_pool(num_blocks: int, repeats: int = 20_000) -> dict[str, floa
     pool = BlockPool(num_blocks, BLOCK_SIZE)
     used = pool.allocate(num_blocks)
     pool.release(used[::2])  # fragmented: every other block is free
-    cache = CachePool([_FULL], BLOCK_SIZE, [num_blocks], 1)
-    handle = cache.allocate("bench", StorageKind.PAGED, num_blocks * BLOCK_SIZE)
     batch = min(half, 500)
+    cache = CachePool([_FULL], BLOCK_SIZE, [num_blocks], batch + 1)
+    handle = cache.allocate("bench", StorageKind.PAGED, num_blocks * BLOCK_SIZE)
+    short: list[SequenceHandle] = []
     repeats -= repeats % batch
 
     def allocate_and_release() -> None:
@@ -36,12 +38,23 @@ def measure_block_pool(num_blocks: int, repeats: int = 20_000) -> dict[str, floa
     def append_decode() -> None:
         for _ in range(min(repeats, half * BLOCK_SIZE)):
             cache.append(handle, 1)
-        cache.trim_tail(handle, cache.written(handle))
 
     def append_block() -> None:
         for _ in range(min(repeats, half)):
             cache.append(handle, BLOCK_SIZE)
+
+    def drop_tail() -> None:
         cache.trim_tail(handle, cache.written(handle))
+
+    def begin_short() -> None:
+        drop_tail()
+        for i in range(batch):
+            short.append(cache.allocate(str(i), StorageKind.PAGED, BLOCK_SIZE))
+            cache.append(short[-1], 1)
+
+    def release_short() -> None:
+        while short:
+            cache.release(short.pop())
 
     solid = BlockPool(num_blocks, BLOCK_SIZE)
 
@@ -51,8 +64,9 @@ def measure_block_pool(num_blocks: int, repeats: int = 20_000) -> dict[str, floa
 
     return {
         "BlockPool.allocate(1) + release": _best(allocate_and_release) / repeats,
-        "CachePool.append(1)": _best(append_decode) / min(repeats, half * BLOCK_SIZE),
-        "CachePool.append(one block)": _best(append_block) / min(repeats, half),
+        "CachePool.append(1)": _best(append_decode, before=drop_tail) / min(repeats, half * BLOCK_SIZE),
+        "CachePool.append(one block)": _best(append_block, before=drop_tail) / min(repeats, half),
+        "CachePool.release of one block": _best(release_short, before=begin_short) / batch,
         "BlockPool.longest_run": _best(lambda: [pool.longest_run() for _ in range(20)]) / 20,
         f"BlockPool.allocate_run({half}) + release": _best(allocate_run) / 100,
     }
@@ -102,10 +116,14 @@ def main() -> None:
         print(f" 100,000 tokens  {name:<44} {microseconds:10.3f} µs")
 
 
-def _best(call: Callable[[], object], rounds: int = 5) -> float:
-    """Microseconds of processor time of the fastest of `rounds` calls; one thread, so others do not disturb it."""
+def _best(call: Callable[[], object], rounds: int = 5, before: Callable[[], object] = lambda: None) -> float:
+    """Microseconds of processor time of the fastest of `rounds` calls; one thread, so others do not disturb it.
+
+    `before` runs ahead of each call, untimed.
+    """
     times = []
     for _ in range(rounds):
+        before()
         start = time.process_time()
         call()
         times.append(time.process_time() - start)

@@ -97,7 +97,7 @@ class BlockPool:
                 "wait for a sequence to finish or give the pool more blocks"
             )
         pop, refcounts = self._free.pop_lowest, self._refcounts
-        block_ids = tuple([pop() for _ in range(n)])
+        block_ids = (pop(),) if n == 1 else tuple([pop() for _ in range(n)])
         for block_id in block_ids:
             refcounts[block_id] = 1
         return block_ids
@@ -139,12 +139,13 @@ class BlockPool:
         Raises `InvalidArgument` if one of them is out of range or has fewer references than mentions, the prefix
         cache's own not counted.
         """
-        self._check_ids(block_ids)
-        refcounts, marks = self._refcounts, self._marks
+        refcounts, marks, num_blocks = self._refcounts, self._marks, self.num_blocks
         mentions: Mapping[int, int] = dict.fromkeys(block_ids, 1)
         if len(mentions) != len(block_ids):
             mentions = Counter(block_ids)
         for block_id, times in mentions.items():
+            if not 0 <= block_id < num_blocks:
+                raise self._out_of_range(block_ids)
             if refcounts[block_id] < (times + 1 if marks[block_id] else times):
                 raise InvalidArgument(
                     f"block {block_id} has {refcounts[block_id]} references, {int(marks[block_id] != 0)} of them the "
@@ -207,11 +208,14 @@ class BlockPool:
 
     def _check_ids(self, block_ids: Sequence[int]) -> None:
         if block_ids and (min(block_ids) < 0 or max(block_ids) >= self.num_blocks):
-            raise InvalidArgument(
-                f"block ids are {min(block_ids)} to {max(block_ids)}; the pool has ids 0 to {self.num_blocks - 1}"
-            )
+            raise self._out_of_range(block_ids)
+
+    def _out_of_range(self, block_ids: Sequence[int]) -> InvalidArgument:
+        return InvalidArgument(
+            f"block ids are {min(block_ids)} to {max(block_ids)}; the pool has ids 0 to {self.num_blocks - 1}"
+        )
 
 
 def _count(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if type(value) is not int or value < 0:  # a bool is no count
         raise InvalidArgument(f"{name} is {value!r}; it must be a whole number of at least 0")

@@ -42,8 +42,8 @@ class IndexSet:
 
     def pop_lowest(self) -> int:
         """Remove and return the lowest index. The set must not be empty."""
-        assert self._len, "an empty set has no lowest index"
         summary = self._summary
+        assert summary, "an empty set has no lowest index"
         w = (summary & -summary).bit_length() - 1
         word = self._words[w]
         rest = word & (word - 1)
@@ -55,22 +55,23 @@ class IndexSet:
 
     def add(self, indices: Iterable[int]) -> None:
         """Add `indices`, which must lie in range, differ and not be there yet. Neighbours cost least."""
-        w, mask, count = 0, 0, 0
+        w, mask, count, size = 0, 0, 0, self._size
         for index in indices:
-            assert 0 <= index < self._size, f"index {index} is outside range({self._size})"
+            assert 0 <= index < size, f"index {index} is outside range({size})"
             if index // _WORD != w:
-                self._add_bits(w, mask)
+                if mask:
+                    self._add_bits(w, mask)
                 w, mask = index // _WORD, 0
             mask |= 1 << index % _WORD
             count += 1
-        self._add_bits(w, mask)
+        if mask:
+            self._add_bits(w, mask)
         self._len += count
 
     def _add_bits(self, w: int, mask: int) -> None:
-        if mask:
-            assert not self._words[w] & mask, "an index to add is a member already"
-            self._words[w] |= mask
-            self._summary |= 1 << w
+        assert not self._words[w] & mask, "an index to add is a member already"
+        self._words[w] |= mask
+        self._summary |= 1 << w
 
     def lowest_run(self, length: int) -> int | None:
         """Start of the lowest `length` (at least 1) consecutive members, or None if there is no such run."""

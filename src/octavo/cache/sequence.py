@@ -46,6 +46,8 @@ class GroupTable:
 
     def ids(self, first: int, stop: int) -> tuple[int, ...]:
         """Block ids of absolute blocks `[first, stop)`, leaving out holes."""
+        if self.hole_start == self.hole_stop or first >= self.hole_stop:
+            return tuple(self.block_ids[first:stop])  # type: ignore[arg-type]  # only the hole has None
         return tuple([block_id for block_id in self.block_ids[first:stop] if block_id is not None])
 
     def drop_front(self, live_start: int, block_size: int) -> tuple[int, ...]:
@@ -59,9 +61,10 @@ class GroupTable:
 
     def announce(self, group: int, stop: int) -> list[FreshBlocks]:
         """The blocks before `stop` that the planner was not told of, now told; holes leave a gap between runs."""
-        first, self.num_announced = self.num_announced, max(self.num_announced, stop)
+        first = self.num_announced
         if first >= stop:
             return []
+        self.num_announced = stop
         if self.hole_start == self.hole_stop or first >= self.hole_stop:
             return [FreshBlocks(group, first, self.ids(first, stop))]
         runs = [(first, min(stop, self.hole_start)), (max(first, self.hole_stop), stop)]

@@ -242,20 +242,22 @@ class SequencePool:
             pool, ids = self.pools[g], state.tables[g].block_ids
             short = num_blocks - len(ids)
             if short > 0:
-                missing.append((g, short))
+                missing.append((ids, pool, short))
                 evicts = evicts or short > pool.num_free
             if filled and not pool.is_private(ids[tail]):  # type: ignore[arg-type]  # never a hole
                 shared.append(g)
         if shared or evicts:
-            self._grow_among_others(state, tail, dict(missing), shared)
+            self._grow_among_others(state, tail, num_blocks, shared)
         else:
-            for g, short in missing:
-                state.tables[g].block_ids.extend(self.pools[g].allocate(short))
+            for ids, pool, short in missing:
+                ids += pool.allocate(short)
         return stop
 
-    def _grow_among_others(self, state: SequenceState, tail: int, missing: dict[int, int], shared: list[int]) -> None:
+    def _grow_among_others(self, state: SequenceState, tail: int, num_blocks: int, shared: list[int]) -> None:
         """Extend tables where blocks must be evicted or, in groups `shared`, block `tail` must not be written."""
-        wanted = [missing.get(g, 0) for g in range(len(self.groups))]
+        wanted = [0] * len(self.groups)
+        for g in self._paged_groups:
+            wanted[g] = max(0, num_blocks - len(state.tables[g].block_ids))
         replaced, forgotten = [], []
         for g in shared:
             block_id = state.tables[g].block_ids[tail]
@@ -298,13 +300,14 @@ class SequencePool:
 
     def _announce(self, state: SequenceState) -> tuple[FreshBlocks, ...]:
         num_blocks = -(-state.written // self.block_size)
+        whole = state.storage is StorageKind.DENSE  # a dense run is announced whole
         fresh: list[FreshBlocks] = []
         for g, table in enumerate(state.tables):
-            stop = len(table.block_ids)  # a dense run is announced whole
-            if state.storage is StorageKind.PAGED:
-                stop = min(stop, num_blocks)
+            stop = len(table.block_ids)
+            if stop > num_blocks and not whole:
+                stop = num_blocks
             if stop > table.num_announced:
-                fresh.extend(table.announce(g, stop))
+                fresh += table.announce(g, stop)
         return tuple(fresh)
 
     def _checked_rewind(self, state: SequenceState, n: int) -> int:
