@@ -12,7 +12,7 @@ from octavo.cli.main import app
 from octavo.cli.options import environment_variable
 from tests.cli.conftest import Run
 
-COMMANDS = {"generate", "chat", "inspect", "pull", "list", "rm", "parity", "bench decode"}
+COMMANDS = {"generate", "chat", "inspect", "pull", "list", "rm", "parity", "bench decode", "bench serving"}
 WITHOUT_A_VARIABLE = {"--help", "--version"}
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
-import statistics
 import subprocess
 import sys
 import time
@@ -15,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from octavo.bench.peers import PeerSpeed, llama_cpp_installed, run_llama_cpp
+from octavo.bench.percentiles import Spread
+from octavo.bench.stamp import machine
 from octavo.environment import child_environment
 from octavo.errors import EngineFault
 
@@ -26,22 +25,6 @@ invoke(sys.argv[1:])
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 print(json.dumps({"peak_bytes": peak}))
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Median of several runs with the least and the most."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        return cls(statistics.median(values), min(values), max(values))
-
-    def __str__(self) -> str:
-        return f"{self.median:,.2f} ({self.low:,.2f} to {self.high:,.2f})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +111,3 @@ def _generate(model: Path, flags: Sequence[str], prompt: str) -> tuple[dict[str,
         raise EngineFault(f"a measured process failed: {(done.stderr.splitlines() or ['no message'])[-1]}")
     answer, usage = done.stdout.splitlines()
     return json.loads(answer), json.loads(usage)["peak_bytes"]
-
-
-def machine() -> str:
-    """Processor, as the system names it, and how many CPUs there are."""
-    name = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        lines = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        name = lines[0] if lines else name
-    return f"{name}, {os.cpu_count()} CPUs, {platform.system()}"

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import secrets
 import sys
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
 from octavo.cli import engine_options as flags
 from octavo.cli.options import option
 from octavo.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from octavo.bench.load_endpoint import Api
+    from octavo.bench.serving import ServingRun
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, help="Measure: speed and memory, with their spread.")
 
@@ -69,3 +78,119 @@ def decode(
     print(f"peak memory                       {result.peak_mib} MiB")
     for name, peer in result.peers.items():
         print(f"{name}: decode {peer.decode_tps} tokens/s, prefill {peer.prefill_tps} tokens/s")
+
+
+@app.command("serving")
+def serving(
+    url: Annotated[str, option("--url", help="The endpoint, as http://localhost:8000, with or without /v1.")],
+    concurrency: Annotated[str, option("--concurrency", help="Numbers of clients, a cell each.")] = "1,4,8",
+    prompt_tokens: Annotated[int, option("--prompt-tokens", help="Length of a prompt, exact.")] = 512,
+    max_tokens: Annotated[int, option("--max-tokens", help="Tokens of an answer.")] = 128,
+    rounds: Annotated[int, option("--rounds", help="Times that every cell is measured.")] = 5,
+    requests: Annotated[int, option("--requests", help="Requests of each client per cell and round.")] = 2,
+    mix: Annotated[str, option("--mix", help="plain, shared-prefix, ragged or cancel.")] = "plain",
+    shared_percent: Annotated[
+        int, option("--shared-percent", help="Part of each prompt that all have in common, under shared-prefix.")
+    ] = 50,
+    cancel_percent: Annotated[
+        int, option("--cancel-percent", help="Requests whose client hangs up midway, under cancel.")
+    ] = 25,
+    model: Annotated[
+        str | None, option("--model", help="The model's name at the endpoint (default: the first that it lists).")
+    ] = None,
+    api: Annotated[str, option("--api", help="auto, completions or chat.")] = "auto",
+    api_key: Annotated[
+        str | None, option("--api-key", help="Key for the endpoint; the variable keeps it off ps.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, option("--tokenizer", help="Model file or directory whose tokenizer counts the prompts.")
+    ] = None,
+    slo_ttft: Annotated[float, option("--slo-ttft", help="Goodput: most ms to the first token.")] = 1000,
+    slo_itl: Annotated[float, option("--slo-itl", help="Goodput: most ms per output token of a request.")] = 100,
+    seed: flags.Seed = None,
+    timeout: Annotated[float, option("--timeout", help="Seconds that one request may take.")] = 600,
+    raw: Annotated[Path | None, option("--raw", help="File that gets every request as a line of JSON.")] = None,
+    plot: Annotated[Path | None, option("--plot", help="A .png file to draw (needs matplotlib).")] = None,
+    as_json: flags.AsJson = False,
+) -> None:
+    """Load on any OpenAI-compatible endpoint: tokens/s, time to first token, inter-token latency, goodput."""
+    from octavo.bench.load_mix import Mix
+    from octavo.bench.progress import watching
+    from octavo.bench.serving import ServingProtocol, ServingRun, bench_serving
+    from octavo.bench.serving_figures import Limits
+    from octavo.bench.serving_plot import check_plot
+
+    if plot is not None:
+        check_plot(plot)
+    protocol = ServingProtocol(
+        url=url,
+        concurrencies=_counts(concurrency),
+        mix=Mix.of(mix, prompt_tokens, max_tokens, shared_percent, cancel_percent),
+        rounds=rounds,
+        requests_per_client=requests,
+        limits=Limits(slo_ttft / 1e3, slo_itl / 1e3),
+        # Another run against the same server must not find its prompts in the prefix cache.
+        seed=secrets.randbelow(1 << 31) if seed is None else seed,
+        timeout_s=timeout,
+        model=model,
+        api=_api(api),
+    )
+    protocol.check()
+    counter = None
+    if tokenizer is not None:
+        from octavo.models.loaders import open_checkpoint
+        from octavo.store import TerminalProgress, resolve_model
+
+        counter = open_checkpoint(resolve_model(tokenizer, progress=TerminalProgress())).tokenizer()
+    run = ServingRun(protocol)
+    with _written(raw) as lines:
+        try:
+            with watching() as watcher:
+                asyncio.run(bench_serving(run, api_key=api_key, tokenizer=counter, raw=lines, watcher=watcher))
+        finally:  # what ends it early, an interrupt too, loses nothing that was measured
+            if run.rounds:
+                _show_serving(run, plot, as_json)
+
+
+def _show_serving(run: ServingRun, plot: Path | None, as_json: bool) -> None:
+    from octavo.bench.serving_plot import plot_serving
+    from octavo.bench.serving_report import report_lines
+
+    if as_json:
+        print(json.dumps(run.as_object()), flush=True)
+    else:
+        print("\n".join(report_lines(run)), flush=True)
+    if plot is not None:
+        plot_serving(run, plot)
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(each) for each in text.split(","))
+    except ValueError as error:
+        raise InvalidRequest(f"the concurrency is {text!r}; give numbers of clients such as 1,4,8") from error
+
+
+def _api(name: str) -> Api | None:
+    match name:
+        case "auto":
+            return None
+        case "completions":
+            return "completions"
+        case "chat":
+            return "chat"
+    raise InvalidRequest(f"the api is {name!r}; it is auto, completions or chat")
+
+
+@contextmanager
+def _written(path: Path | None) -> Iterator[TextIO | None]:
+    """The file, opened before anything is measured; None without a path."""
+    if path is None:
+        yield None
+        return
+    try:
+        file = path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequest(f"--raw {str(path)!r} cannot be written ({error.strerror}); name another file") from error
+    with file:
+        yield file

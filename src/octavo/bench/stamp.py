@@ -1,0 +1,68 @@
+"""What a measurement must say of the machine and the software that gave it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import octavo
+
+_PACKAGES = ("octavo", "torch", "httptools", "uvicorn", "fastapi")
+
+
+def environment_stamp() -> dict[str, object]:
+    """Date, machine, system, versions, and the commit where the package runs from a git checkout (else None)."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "usable_cpus": usable_cpus(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "versions": {name: found for name in _PACKAGES if (found := _version(name)) is not None},
+        "commit": commit(Path(octavo.__file__).resolve().parents[2]),
+    }
+
+
+def machine() -> str:
+    """Processor, as the system names it, and how many CPUs there are."""
+    name = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        lines = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        name = lines[0] if lines else name
+    return f"{name}, {os.cpu_count()} CPUs, {platform.system()}"
+
+
+def usable_cpus() -> int:
+    """CPUs that this process may run on."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def commit(root: Path) -> str | None:
+    """The commit checked out at `root`, with `+changes` if tracked files differ from it; None if it is no checkout."""
+    if not (root / ".git").exists():
+        return None
+    head, changes = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain", "--untracked-files=no")
+    return None if head is None else head + ("+changes" if changes else "")
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
+    except OSError:  # there is no git
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
