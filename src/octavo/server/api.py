@@ -1,0 +1,81 @@
+"""The routes of the generation API, and what /openapi.json says of them. Each body is read strictly, by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from octavo.server.chat import answer_chat
+from octavo.server.completions import answer_completion
+from octavo.server.protocol.answers import ChatCompletion, Completion, Detokenized, Tokenized
+from octavo.server.protocol.chat import ChatRequest
+from octavo.server.protocol.completions import CompletionRequest
+from octavo.server.protocol.fields import RequestModel
+from octavo.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
+from octavo.server.state import state_of
+from octavo.server.strict_json import read_object
+from octavo.server.tokenize import answer_detokenize, answer_tokenize
+
+router = APIRouter()
+
+_STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer; with stream: true, its chunks as server-sent events.",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    }
+}
+
+
+def _takes(model: type[RequestModel]) -> dict[str, Any]:
+    """The request body for `openapi_extra`, with every definition in its place: there is no other to refer to."""
+    schema = model.model_json_schema()
+    definitions = schema.pop("$defs", {})
+    body = {"schema": _resolved(schema, definitions)}
+    return {"requestBody": {"required": True, "content": {"application/json": body}}}
+
+
+def _resolved(schema: Any, definitions: dict[str, Any]) -> Any:
+    if isinstance(schema, list):
+        return [_resolved(each, definitions) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _resolved(definitions[schema["$ref"].rsplit("/", 1)[1]], definitions)
+    # A discriminator names its branches by reference, and is a hint only.
+    return {name: _resolved(value, definitions) for name, value in schema.items() if name != "discriminator"}
+
+
+@router.post(
+    "/v1/chat/completions",
+    response_model=ChatCompletion,
+    responses=_STREAMED,
+    openapi_extra=_takes(ChatRequest),
+)
+async def chat_completions(request: Request) -> Response:
+    """Answer a conversation through the model's chat template."""
+    return await answer_chat(state_of(request), read_object(await request.body()))
+
+
+@router.post(
+    "/v1/completions",
+    response_model=Completion,
+    responses=_STREAMED,
+    openapi_extra=_takes(CompletionRequest),
+)
+async def completions(request: Request) -> Response:
+    """Continue each prompt, or score it."""
+    return await answer_completion(state_of(request), read_object(await request.body()))
+
+
+@router.post("/tokenize", openapi_extra=_takes(TokenizeRequest))
+async def tokenize(request: Request) -> Tokenized:
+    """Token ids of a text or a conversation."""
+    return await answer_tokenize(state_of(request), read_object(await request.body()))
+
+
+@router.post("/detokenize", openapi_extra=_takes(DetokenizeRequest))
+async def detokenize(request: Request) -> Detokenized:
+    """Text of token ids."""
+    return await answer_detokenize(state_of(request), read_object(await request.body()))

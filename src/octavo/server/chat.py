@@ -1,0 +1,109 @@
+"""/v1/chat/completions: from a request to the generation that answers it, and the JSON of its answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from json.encoder import encode_basestring_ascii
+from typing import Any
+
+from octavo.server.fingerprint import system_fingerprint
+from octavo.server.generation import CallUsage, ChoiceDelta, Generation, Prompt
+from octavo.server.logprobs import chat_logprobs
+from octavo.server.prompts import chat_prompt, check_counts, check_prompts
+from octavo.server.protocol.chat import UNSUPPORTED_IN_CHAT, ChatRequest
+from octavo.server.protocol.parsing import parse
+from octavo.server.state import ServerState
+from octavo.server.streaming import GenerationResponse
+from octavo.tokenizer import Tokenizer
+
+
+async def answer_chat(state: ServerState, body: dict[str, Any]) -> GenerationResponse:
+    """The answer to the request that `body` is. Raises an `OctavoError` for one that cannot be served."""
+    request = parse(ChatRequest, body, UNSUPPORTED_IN_CHAT)
+    request.check()
+    model = state.check_model(request.model)
+    info, tokenizer = state.ready_model()
+    check_counts(state.settings, 1, request.num_choices)
+    params = request.sampling_params(info.vocab_size, request.token_limit, request.num_logprobs)
+    token_ids = await chat_prompt(tokenizer, request.messages, request.template_variables)
+    check_prompts([token_ids], info, "messages")
+    generation = Generation(
+        state,
+        [Prompt(token_ids)],
+        params,
+        kind="chatcmpl",
+        priority=request.priority or 0,
+        cache_salt=request.cache_salt or "",
+    )
+    answer = ChatAnswer(generation, model, system_fingerprint(info), tokenizer, request)
+    return GenerationResponse(generation, answer, stream=bool(request.stream), keep_alive_s=state.settings.keep_alive_s)
+
+
+class ChatAnswer:
+    """Writes chat completions and their chunks. All text is ASCII, so that no reader can cut a character or a line.
+
+    What all chunks of a call have in common is written once.
+    """
+
+    def __init__(
+        self, generation: Generation, model: str, fingerprint: str, tokenizer: Tokenizer, request: ChatRequest
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._with_logprobs = request.num_logprobs is not None
+        self._with_usage = request.streams_usage
+        self._begun: set[int] = set()
+        self._frame = {
+            "id": generation.call_id,
+            "object": "chat.completion",
+            "created": generation.created,
+            "model": model,
+            "system_fingerprint": fingerprint,
+        }
+        frame = json.dumps({**self._frame, "object": "chat.completion.chunk"}, separators=(",", ":"))
+        self._head = f"data: {frame[:-1]},"
+        self._tail = ',"usage":null}\n\n' if self._with_usage else "}\n\n"
+
+    def chunks(self, deltas: Sequence[ChoiceDelta]) -> bytes:
+        """Each choice begins with a chunk that has the role, and ends with one that has nothing but the reason."""
+        written: list[str] = []
+        for delta in deltas:
+            if delta.index not in self._begun:
+                self._begun.add(delta.index)
+                written.append(self._chunk(delta.index, '{"role":"assistant","content":""}'))
+            if delta.text or delta.scored:
+                content = f'{{"content":{encode_basestring_ascii(delta.text)}}}'
+                written.append(self._chunk(delta.index, content, self._logprobs(delta)))
+            if delta.finish_reason is not None:
+                written.append(self._chunk(delta.index, "{}", reason=f'"{delta.finish_reason}"'))
+        return "".join(written).encode("ascii")
+
+    def _chunk(self, index: int, delta: str, logprobs: str = "null", reason: str = "null") -> str:
+        return (
+            f'{self._head}"choices":[{{"index":{index},"delta":{delta},"logprobs":{logprobs},'
+            f'"finish_reason":{reason}}}]{self._tail}'
+        )
+
+    def _logprobs(self, delta: ChoiceDelta) -> str:
+        return json.dumps(chat_logprobs(self._tokenizer, delta.scored)) if self._with_logprobs else "null"
+
+    def usage_chunk(self, usage: CallUsage) -> bytes:
+        if not self._with_usage:
+            return b""
+        return f'{self._head}"choices":[],"usage":{json.dumps(usage.as_json())}}}\n\n'.encode("ascii")
+
+    def whole(self, choices: Sequence[ChoiceDelta], usage: CallUsage) -> bytes:
+        answer = {
+            **self._frame,
+            "choices": [
+                {
+                    "index": choice.index,
+                    "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                    "logprobs": chat_logprobs(self._tokenizer, choice.scored) if self._with_logprobs else None,
+                    "finish_reason": choice.finish_reason,
+                }
+                for choice in choices
+            ],
+            "usage": usage.as_json(),
+        }
+        return json.dumps(answer, separators=(",", ":")).encode("ascii")

@@ -1,0 +1,112 @@
+"""/v1/completions: from a request to the generation that answers it, and the JSON of its answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from json.encoder import encode_basestring_ascii
+from typing import Any
+
+from octavo.server.fingerprint import system_fingerprint
+from octavo.server.generation import CallUsage, ChoiceDelta, Generation, Prompt
+from octavo.server.logprobs import CompletionLogprobs
+from octavo.server.prompts import check_counts, check_prompts, completion_prompts
+from octavo.server.protocol.completions import UNSUPPORTED_IN_COMPLETIONS, CompletionRequest
+from octavo.server.protocol.parsing import parse
+from octavo.server.state import ServerState
+from octavo.server.streaming import GenerationResponse
+from octavo.tokenizer import Tokenizer
+
+
+async def answer_completion(state: ServerState, body: dict[str, Any]) -> GenerationResponse:
+    """The answer to the request that `body` is. Raises an `OctavoError` for one that cannot be served."""
+    request = parse(CompletionRequest, body, UNSUPPORTED_IN_COMPLETIONS)
+    request.check()
+    model = state.check_model(request.model)
+    info, tokenizer = state.ready_model()
+    check_counts(state.settings, len(request.prompts), request.num_choices)
+    params = request.sampling_params(info.vocab_size, request.max_tokens, request.logprobs, request.num_prompt_logprobs)
+    prompts = await completion_prompts(tokenizer, request)
+    check_prompts([each.token_ids for each in prompts], info, "prompt", scored_only=request.max_tokens == 0)
+    generation = Generation(
+        state,
+        prompts,
+        params,
+        kind="cmpl",
+        priority=request.priority or 0,
+        cache_salt=request.cache_salt or "",
+    )
+    answer = CompletionAnswer(generation, prompts, model, system_fingerprint(info), tokenizer, request)
+    return GenerationResponse(generation, answer, stream=bool(request.stream), keep_alive_s=state.settings.keep_alive_s)
+
+
+class CompletionAnswer:
+    """Writes text completions and their chunks, which look alike. All text is ASCII, as in `ChatAnswer`."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        prompts: Sequence[Prompt],
+        model: str,
+        fingerprint: str,
+        tokenizer: Tokenizer,
+        request: CompletionRequest,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._with_logprobs = request.logprobs is not None
+        self._with_usage = request.streams_usage
+        self._prompts = prompts
+        self._n = request.num_choices
+        self._scores: dict[int, CompletionLogprobs] = {}  # by choice
+        self._frame = {
+            "id": generation.call_id,
+            "object": "text_completion",
+            "created": generation.created,
+            "model": model,
+            "system_fingerprint": fingerprint,
+        }
+        self._head = f"data: {json.dumps(self._frame, separators=(',', ':'))[:-1]},"
+        self._tail = ',"usage":null}\n\n' if self._with_usage else "}\n\n"
+
+    def chunks(self, deltas: Sequence[ChoiceDelta]) -> bytes:
+        """One chunk for each delta that says something."""
+        written: list[str] = []
+        for delta in deltas:
+            if not (delta.text or delta.scored or delta.finish_reason):
+                continue
+            reason = "null" if delta.finish_reason is None else f'"{delta.finish_reason}"'
+            logprobs = json.dumps(self._entries(delta)) if self._with_logprobs else "null"
+            written.append(
+                f'{self._head}"choices":[{{"index":{delta.index},"text":{encode_basestring_ascii(delta.text)},'
+                f'"logprobs":{logprobs},"finish_reason":{reason}}}]{self._tail}'
+            )
+        return "".join(written).encode("ascii")
+
+    def _entries(self, delta: ChoiceDelta) -> dict[str, Any]:
+        scores = self._scores.get(delta.index)
+        if scores is None:
+            prompt = self._prompts[delta.index // self._n]
+            echoed = () if prompt.echo is None else prompt.token_ids
+            scores = self._scores[delta.index] = CompletionLogprobs(self._tokenizer, echoed, prompt.echo or "")
+        return scores.entries(delta.scored)
+
+    def usage_chunk(self, usage: CallUsage) -> bytes:
+        if not self._with_usage:
+            return b""
+        return f'{self._head}"choices":[],"usage":{json.dumps(usage.as_json())}}}\n\n'.encode("ascii")
+
+    def whole(self, choices: Sequence[ChoiceDelta], usage: CallUsage) -> bytes:
+        answer = {
+            **self._frame,
+            "choices": [
+                {
+                    "index": choice.index,
+                    "text": choice.text,
+                    "logprobs": self._entries(choice) if self._with_logprobs else None,
+                    "finish_reason": choice.finish_reason,
+                }
+                for choice in choices
+            ],
+            "usage": usage.as_json(),
+        }
+        return json.dumps(answer, separators=(",", ":")).encode("ascii")

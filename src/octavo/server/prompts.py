@@ -1,0 +1,104 @@
+"""Makes token ids of what a client sent, off the event loop where that takes long, and checks that they can run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from octavo.engine.serving import ModelInfo
+from octavo.errors import InvalidRequest
+from octavo.server.errors import HttpError, invalid
+from octavo.server.generation import Prompt
+from octavo.server.protocol.completions import CompletionRequest
+from octavo.server.protocol.messages import ChatMessage, template_messages
+from octavo.server.settings import ServerSettings
+from octavo.tokenizer import Tokenizer
+
+INLINE_CHARS = 4096  # encoding so much takes well under a millisecond
+
+Result = TypeVar("Result")
+
+
+async def chat_prompt(
+    tokenizer: Tokenizer, messages: list[ChatMessage], variables: Mapping[str, Any]
+) -> tuple[int, ...]:
+    """Ids of a conversation in the model's template. Raises a 400 `HttpError` if the template refuses it."""
+    written = template_messages(messages, tokenizer.chat_template)
+    size = sum(len(str(message.get("content"))) for message in written)
+    try:
+        return tuple(await _encoded(lambda: tokenizer.encode_chat(written, **variables), size))
+    except InvalidRequest as error:
+        raise invalid(str(error), param="messages") from error
+
+
+async def completion_prompts(tokenizer: Tokenizer, request: CompletionRequest) -> list[Prompt]:
+    """The prompts of `request`. Text is given the model's own first token, ids are taken as they are."""
+    echo = bool(request.echo)
+    prompts = []
+    for prompt in request.prompts:
+        if isinstance(prompt, str):
+            ids = await text_prompt(tokenizer, prompt)
+            prompts.append(Prompt(tuple(ids), prompt if echo else None))
+        else:
+            prompts.append(Prompt(tuple(prompt), tokenizer.decode(prompt) if echo else None))
+    return prompts
+
+
+async def text_prompt(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    """Ids of `text`, in which control tokens are plain text."""
+    return await _encoded(lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens), len(text))
+
+
+def check_counts(settings: ServerSettings, num_prompts: int, n: int) -> None:
+    """Raises a 400 `HttpError` for more prompts or choices than one call may have."""
+    if num_prompts > settings.max_prompts:
+        raise invalid(
+            f"prompt has {num_prompts} prompts; at most {settings.max_prompts} are taken in one call, send more calls",
+            param="prompt",
+        )
+    if num_prompts * n > settings.max_choices:
+        raise invalid(
+            f"n is {n} for {num_prompts} prompt(s), {num_prompts * n} choices in all; "
+            f"at most {settings.max_choices} are given in one call, lower n",
+            param="n",
+        )
+
+
+def check_prompts(prompts: Sequence[Sequence[int]], info: ModelInfo, field: str, *, scored_only: bool = False) -> None:
+    """Raises a 400 `HttpError` naming `field` for a prompt that is empty, too long, or not of this vocabulary.
+
+    A prompt that is only scored needs no room for a new token.
+    """
+    most = info.max_context if scored_only else info.max_prompt_tokens
+    for number, ids in enumerate(prompts):
+        name = field if len(prompts) == 1 else f"{field}[{number}]"
+        if not ids:
+            raise invalid(
+                f"{name} has no tokens, and this model has no token of its own to begin with; give some text",
+                param=field,
+            )
+        if len(ids) > most:
+            raise _too_long(name, len(ids), most, info)
+        check_token_ids(ids, info, name, param=field)
+
+
+def check_token_ids(ids: Sequence[int], info: ModelInfo, name: str, param: str) -> None:
+    """Raises a 400 `HttpError` naming an id that the vocabulary does not have. `ids` are not negative."""
+    if ids and max(ids) >= info.vocab_size:
+        raise invalid(f"{name} has token id {max(ids)}; the vocabulary has ids 0 to {info.vocab_size - 1}", param=param)
+
+
+def _too_long(name: str, num_tokens: int, most: int, info: ModelInfo) -> HttpError:
+    return invalid(
+        f"this model's maximum context length is {info.max_context} tokens and {name} has {num_tokens}; "
+        f"shorten it to at most {most}",
+        param=name.split("[", 1)[0],
+        code="context_length_exceeded",
+    )
+
+
+async def _encoded(encode: Callable[[], Result], size: int) -> Result:
+    if size <= INLINE_CHARS:
+        return encode()
+    return await asyncio.to_thread(encode)

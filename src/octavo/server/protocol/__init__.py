@@ -1,0 +1,1 @@
+"""What clients send and get, as pydantic models: shapes and bounds. No engine, no routes."""

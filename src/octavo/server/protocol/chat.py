@@ -1,0 +1,97 @@
+"""The request of /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from octavo.server.errors import invalid
+from octavo.server.protocol.fields import MAX_TOKENS, Label, RequestModel, Whole
+from octavo.server.protocol.messages import Messages, TemplateVariables, template_variables
+from octavo.server.protocol.parsing import Unsupported
+from octavo.server.protocol.sampling import UNSUPPORTED_SAMPLING, SamplingFields
+
+MAX_TOP_LOGPROBS = 20  # OpenAI's bound
+
+_NO_TOOLS = "tools cannot be called yet; leave it out, or describe them in a message"
+UNSUPPORTED_IN_CHAT = UNSUPPORTED_SAMPLING | {
+    "tools": Unsupported(_NO_TOOLS, []),
+    "tool_choice": Unsupported(_NO_TOOLS, "none", "auto"),
+    "functions": Unsupported(_NO_TOOLS, []),
+    "function_call": Unsupported(_NO_TOOLS, "none", "auto"),
+    "response_format": Unsupported(
+        "output is free text; leave it out, or ask for the format in a message", {"type": "text"}
+    ),
+    "modalities": Unsupported("answers are text only; leave it out", ["text"]),
+    "audio": Unsupported("answers are text only; leave it out"),
+    "prediction": Unsupported("predicted output cannot be used; leave it out"),
+    "reasoning_effort": Unsupported(
+        "a model's thinking is switched in its template; leave it out, or see chat_template_kwargs"
+    ),
+    "verbosity": Unsupported("ask for the length in a message, or set max_tokens; leave it out", "medium"),
+    "web_search_options": Unsupported("this server searches nothing; leave it out"),
+    "prompt_cache_retention": Unsupported("prefixes are kept in memory only; leave it out", "in_memory", "in-memory"),
+    "continue_final_message": Unsupported(
+        "send the text to be continued as the prompt of /v1/completions; leave it out", False
+    ),
+}
+
+
+class TextFormat(RequestModel):
+    type: Literal["text"]
+
+
+class ChatRequest(SamplingFields):
+    """Fields of OpenAI's that are not supported yet are declared with the values that ask for nothing."""
+
+    messages: Messages
+    max_tokens: Annotated[Whole, Field(ge=1, le=MAX_TOKENS)] | None = None
+    max_completion_tokens: Annotated[Whole, Field(ge=1, le=MAX_TOKENS)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    parallel_tool_calls: bool | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory"] | None = None
+    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    functions: Annotated[list[Any], Field(max_length=0)] | None = None
+    function_call: Literal["none", "auto"] | None = None
+    response_format: TextFormat | None = None
+    modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None = None
+    audio: None = None
+    prediction: None = None
+    reasoning_effort: None = None
+    verbosity: Literal["medium"] | None = None
+    web_search_options: None = None
+    continue_final_message: Literal[False] | None = None
+
+    def check(self) -> None:
+        """Raises a 400 `HttpError` for fields that contradict each other."""
+        self.check_stream_options()
+        if self.top_logprobs and not self.logprobs:
+            raise invalid(f"top_logprobs is {self.top_logprobs} without logprobs: true; add it", param="top_logprobs")
+        both = (self.max_tokens, self.max_completion_tokens)
+        if None not in both and self.max_tokens != self.max_completion_tokens:
+            raise invalid(
+                f"max_tokens is {self.max_tokens} and max_completion_tokens {self.max_completion_tokens}; "
+                "they mean the same: give one of them",
+                param="max_tokens",
+            )
+
+    @property
+    def token_limit(self) -> int | None:
+        """Most tokens of an answer; None for up to the context."""
+        return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives to tell at each token; None for no log-probabilities at all."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        return template_variables(self.chat_template_kwargs, self.add_generation_prompt)

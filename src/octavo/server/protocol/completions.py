@@ -1,0 +1,83 @@
+"""The request of /v1/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, Tag
+from pydantic.types import Discriminator
+
+from octavo.sampling_params import MAX_LOGPROBS
+from octavo.server.errors import invalid
+from octavo.server.protocol.fields import MAX_TOKENS, TokenIds, Whole
+from octavo.server.protocol.parsing import Unsupported
+from octavo.server.protocol.sampling import UNSUPPORTED_SAMPLING, SamplingFields
+
+MAX_PROMPTS = 1024  # that a schema allows; a server's own settings may allow fewer
+
+UNSUPPORTED_IN_COMPLETIONS = UNSUPPORTED_SAMPLING | {
+    "best_of": Unsupported("every choice is returned; ask for more with n and choose by logprobs", 1),
+    "suffix": Unsupported("text cannot be inserted; write the model's own fill-in tokens as token ids", ""),
+}
+
+
+def _prompt_kind(value: Any) -> str | None:
+    """Decided by the first item, so that a long list is read as one thing only."""
+    if isinstance(value, str):
+        return "text"
+    if not isinstance(value, list):
+        return None
+    if not value:
+        return "texts"
+    if isinstance(value[0], str):
+        return "texts"
+    return "id lists" if isinstance(value[0], list) else "ids"
+
+
+Texts = Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)]
+IdLists = Annotated[
+    list[Annotated[TokenIds, Field(min_length=1)]], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)
+]
+Prompt = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[Texts, Tag("texts")]
+    | Annotated[TokenIds, Field(min_length=1), Tag("ids")]
+    | Annotated[IdLists, Tag("id lists")],
+    Discriminator(
+        _prompt_kind,
+        custom_error_type="prompt",
+        custom_error_message="Input should be text, a list of texts, a list of token ids, or a list of such lists",
+    ),
+]
+
+
+class CompletionRequest(SamplingFields):
+    prompt: Prompt
+    max_tokens: Annotated[Whole, Field(ge=0, le=MAX_TOKENS)] | None = None
+    logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: bool | None = None
+    best_of: Literal[1] | None = None
+    suffix: Literal[""] | None = None
+
+    def check(self) -> None:
+        """Raises a 400 `HttpError` for fields that contradict each other."""
+        self.check_stream_options()
+        if self.max_tokens == 0 and not self.echo:
+            raise invalid(
+                "max_tokens is 0, which generates nothing; add echo: true (and logprobs) to score the prompt, "
+                "or give at least 1",
+                param="max_tokens",
+            )
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """Alternatives to tell at each prompt token; None for none. The engine takes 0 tokens only when it scores."""
+        if not self.echo:
+            return None
+        return 0 if self.logprobs is None and self.max_tokens == 0 else self.logprobs
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, one by one."""
+        prompt: Any = self.prompt
+        return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else list(prompt)

@@ -1,0 +1,112 @@
+"""The fields that both generation requests have, and the sampling settings they stand for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints, Tag
+from pydantic.types import Discriminator
+
+from octavo.errors import InvalidRequest
+from octavo.sampling_params import MAX_CHOICES, MAX_STOP_LENGTH, MAX_STOP_STRINGS, SamplingParams
+from octavo.server.errors import invalid
+from octavo.server.protocol.fields import MAX_SALT, MAX_TOKENS, Label, RequestModel, TokenId, Whole
+from octavo.server.protocol.parsing import Unsupported, named
+
+MAX_STOP_TOKEN_IDS = 128
+MAX_LOGIT_BIAS = 1024
+DEFAULT_TEMPERATURE = 1.0  # OpenAI's; the offline API and the command line are greedy by default
+
+StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_LENGTH)]
+StopStrings = Annotated[list[StopString], Field(fail_fast=True, max_length=MAX_STOP_STRINGS)]
+Stop = Annotated[
+    Annotated[StopString, Tag("one")] | Annotated[StopStrings, Tag("several")],
+    Discriminator(
+        lambda value: {str: "one", list: "several"}.get(type(value)),
+        custom_error_type="stop",
+        custom_error_message="Input should be a string or a list of strings",
+    ),
+]
+BiasKey = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,9})$")]
+BiasValue = Annotated[float, Field(ge=-10_000, le=10_000)]
+
+# What OpenAI's chat and completion requests have in common and this server does not act on.
+UNSUPPORTED_SAMPLING = {
+    "service_tier": Unsupported("there is one tier; leave it out, or send auto", "auto", "default"),
+    "store": Unsupported("answers are not kept; leave it out, or send false", False),
+}
+
+
+class StreamOptions(RequestModel):
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class SamplingFields(RequestModel):
+    """Null is the same as absent in every field. Ranges are those of `SamplingParams`."""
+
+    model: Label | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[Whole, Field(ge=1, le=MAX_CHOICES)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[Whole, Field(ge=-1, le=MAX_TOKENS)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    logit_bias: Annotated[dict[BiasKey, BiasValue], Field(max_length=MAX_LOGIT_BIAS)] | None = None
+    seed: Annotated[Whole, Field(ge=-(2**63), le=2**64 - 1)] | None = None
+    stop: Stop | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    ignore_eos: bool | None = None
+    priority: Annotated[Whole, Field(ge=-(2**31), le=2**31 - 1)] | None = None
+    cache_salt: Annotated[str, StringConstraints(max_length=MAX_SALT)] | None = None
+    # Accepted, for real clients send them, and nothing follows from them.
+    user: Label | None = None
+    metadata: dict[str, Any] | None = None
+    store: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+
+    @property
+    def num_choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def streams_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def check_stream_options(self) -> None:
+        """Raises a 400 `HttpError` if there are options for a stream but no stream."""
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options is only for stream: true; leave it out", param="stream_options")
+
+    def sampling_params(
+        self, vocab_size: int, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None = None
+    ) -> SamplingParams:
+        """The settings that hold for each choice. Raises a 400 `HttpError` for ids outside `range(vocab_size)`."""
+        given = {
+            "temperature": DEFAULT_TEMPERATURE if self.temperature is None else self.temperature,
+            "top_k": None if self.top_k is None else max(self.top_k, 0),  # other engines' -1 means off, too
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "logit_bias": {int(key): bias for key, bias in self.logit_bias.items()} if self.logit_bias else None,
+            "stop": self.stop,
+            "stop_token_ids": self.stop_token_ids,
+            "ignore_eos": self.ignore_eos,
+            "seed": self.seed,
+            "n": self.n,
+            "max_tokens": max_tokens,
+            "logprobs": logprobs,
+            "prompt_logprobs": prompt_logprobs,
+        }
+        try:
+            params = SamplingParams(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+            params.check_vocabulary(vocab_size)
+        except InvalidRequest as error:
+            raise named(error, type(self)) from error
+        return params

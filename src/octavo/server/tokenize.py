@@ -1,0 +1,51 @@
+"""/tokenize and /detokenize: what a generation call would make of a prompt, and token ids as text."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from octavo.server.errors import invalid
+from octavo.server.logprobs import token_string
+from octavo.server.prompts import INLINE_CHARS, chat_prompt, check_token_ids, text_prompt
+from octavo.server.protocol.answers import Detokenized, Tokenized
+from octavo.server.protocol.parsing import parse
+from octavo.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
+from octavo.server.state import ServerState
+
+MAX_TOKEN_STRINGS = 100_000
+
+
+async def answer_tokenize(state: ServerState, body: dict[str, Any]) -> Tokenized:
+    """The ids of a text or of a conversation. Raises an `OctavoError` for one that has none."""
+    request = parse(TokenizeRequest, body)
+    request.check()
+    state.check_model(request.model)
+    info, tokenizer = state.ready_model()
+    if request.messages is not None:
+        ids = list(await chat_prompt(tokenizer, request.messages, request.template_variables))
+    else:
+        specials = request.add_special_tokens is not False
+        ids = await text_prompt(tokenizer, request.prompt or "", add_special_tokens=specials)
+    texts = None
+    if request.return_token_strs:
+        if len(ids) > MAX_TOKEN_STRINGS:
+            raise invalid(
+                f"return_token_strs is for at most {MAX_TOKEN_STRINGS} tokens, and here are {len(ids)}; leave it out",
+                param="return_token_strs",
+            )
+        texts = [token_string(tokenizer, each) for each in ids]
+    return Tokenized(count=len(ids), max_model_len=info.max_context, tokens=ids, token_strs=texts)
+
+
+async def answer_detokenize(state: ServerState, body: dict[str, Any]) -> Detokenized:
+    """The text of token ids. Raises an `OctavoError` for one outside the vocabulary."""
+    request = parse(DetokenizeRequest, body)
+    state.check_model(request.model)
+    info, tokenizer = state.ready_model()
+    ids, skip = request.tokens, bool(request.skip_special_tokens)
+    check_token_ids(ids, info, "tokens", param="tokens")
+    if len(ids) <= INLINE_CHARS:
+        return Detokenized(prompt=tokenizer.decode(ids, skip_special_tokens=skip))
+    text = await asyncio.to_thread(tokenizer.decode, ids, skip_special_tokens=skip)
+    return Detokenized(prompt=text)
