@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,9 @@ from octavo.tokenizer.text_encoder import TokenizerParts
 if TYPE_CHECKING:
     from octavo.tokenizer.chat_template import ChatTemplate
 
+_NAME = "general.name"  # GGUF's; some tokens of some models depend on it
+_Recipe = tuple[Callable[..., "Tokenizer"], tuple[Any, ...]]
+
 
 class Tokenizer:
     """Encodes and decodes for one model. Safe to share between threads."""
@@ -25,6 +28,13 @@ class Tokenizer:
     def __init__(self, parts: TokenizerParts) -> None:
         self._parts = parts
         self._vocabulary = parts.vocabulary
+        self._recipe: _Recipe | None = None
+
+    def __reduce__(self) -> _Recipe:
+        """A tokenizer goes to another process as what it was made from."""
+        if self._recipe is None:
+            raise TypeError("a tokenizer made from parts cannot be pickled; make it from metadata or a directory")
+        return self._recipe
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any], *, force: bool = False) -> Tokenizer:
@@ -32,7 +42,10 @@ class Tokenizer:
 
         Raises LoadError for what is not supported; `force` accepts an unknown pre-tokeniser, with a logged warning.
         """
-        return cls(parts_from_gguf(metadata, force=force))
+        made = cls(parts_from_gguf(metadata, force=force))
+        needed = {key: value for key, value in metadata.items() if key.startswith("tokenizer.") or key == _NAME}
+        made._recipe = (partial(cls.from_gguf, force=force), (needed,))
+        return made
 
     @classmethod
     def from_directory(cls, path: Path, *, extra_eos_ids: Iterable[int] = ()) -> Tokenizer:
@@ -40,7 +53,10 @@ class Tokenizer:
 
         Raises LoadError if a file is missing, broken or of an unsupported kind.
         """
-        return cls(parts_from_directory(path, extra_eos_ids))
+        extra_eos_ids = tuple(extra_eos_ids)
+        made = cls(parts_from_directory(path, extra_eos_ids))
+        made._recipe = (partial(cls.from_directory, extra_eos_ids=extra_eos_ids), (path.absolute(),))
+        return made
 
     @property
     def vocab_size(self) -> int:
