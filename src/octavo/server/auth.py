@@ -1,0 +1,99 @@
+"""Who may use the server: API keys, where they come from, and the middleware that asks for one."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+from hashlib import sha256
+from pathlib import Path
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from octavo.errors import InvalidRequest
+from octavo.server.errors import HttpError, error_response
+from octavo.server.paths import route_path
+
+OPEN_PATHS = ("/health", "/ready")  # for probes, which carry no key; they tell nothing of the model or its users
+MAX_KEY_FILE_BYTES = 1 << 20
+
+
+class KeyRing:
+    """The keys that open the server, kept as digests."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = [sha256(key.encode("utf-8", "surrogateescape")).digest() for key in keys]
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def opens(self, key: bytes) -> bool:
+        """Takes as long for any key of the same length: every digest is compared, to its end."""
+        digest = sha256(key).digest()
+        found = 0
+        for each in self._digests:
+            found |= hmac.compare_digest(each, digest)
+        return bool(found)
+
+
+class Authentication:
+    """ASGI middleware: without `Authorization: Bearer KEY` everything but `OPEN_PATHS` is 401.
+
+    The scheme is read in any case, with one or more spaces after it, as RFC 9110 has it; two Authorization headers
+    are refused.
+    """
+
+    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not self._keys or route_path(scope) in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        key = _presented(scope)
+        if key is not None and self._keys.opens(key):
+            await self._app(scope, receive, send)
+            return
+        await error_response(_unauthorized(key))(scope, receive, send)
+
+
+def read_key_file(path: Path) -> tuple[str, ...]:
+    """Keys from a file, one a line; blank lines are skipped, nothing is a comment. Raises `InvalidRequest`."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_KEY_FILE_BYTES + 1)
+    except OSError as error:
+        raise InvalidRequest(
+            f"the API key file {path} cannot be read ({error.strerror or error}); give a file with one key a line"
+        ) from error
+    if len(content) > MAX_KEY_FILE_BYTES:
+        raise InvalidRequest(f"the API key file {path} is longer than {MAX_KEY_FILE_BYTES} bytes; give one key a line")
+    try:
+        lines = content.decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"the API key file {path} is not UTF-8 (byte {error.start}); save it as UTF-8") from error
+    keys = tuple(line.strip() for line in lines if line.strip())
+    if not keys:
+        raise InvalidRequest(f"the API key file {path} holds no key; write one key a line, or leave the flag out")
+    return keys
+
+
+def _presented(scope: Scope) -> bytes | None:
+    """The bytes after the scheme; None if there is no one such header."""
+    values = [bytes(value) for name, value in scope["headers"] if name == b"authorization"]
+    if len(values) != 1:
+        return None
+    scheme, space, key = values[0].partition(b" ")
+    key = key.lstrip(b" ")
+    return key if scheme.lower() == b"bearer" and space and key else None
+
+
+def _unauthorized(key: bytes | None) -> HttpError:
+    what = "this server needs an API key" if key is None else "the API key is not one of this server's"
+    return HttpError(
+        401,
+        f"{what}; send the header `Authorization: Bearer KEY`",
+        type="authentication_error",
+        code="missing_api_key" if key is None else "invalid_api_key",
+        headers={"www-authenticate": 'Bearer realm="octavo"'},
+    )

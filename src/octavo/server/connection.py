@@ -1,0 +1,111 @@
+"""One TCP connection: uvicorn's, with bounds on headers, on waiting for them, and on clients that do not read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from http import HTTPStatus
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from octavo.server.errors import error_body
+
+# A megabyte of credentials is answered 401 like any wrong key, by the application; more is cut off here.
+MAX_HEADER_BYTES = (1 << 20) + (1 << 18)
+HEADER_TIMEOUT_S = 20.0  # to send a request's headers, from the first byte or from connecting
+WRITE_TIMEOUT_S = 120.0  # for a client to take what lies ready for it, once buffers are full
+
+
+class Connection(HttpToolsProtocol):
+    """Cut off after `HEADER_TIMEOUT_S` without complete headers, and after `WRITE_TIMEOUT_S` of full buffers.
+
+    The latter ends the handler's stream as a disconnect would. `max_connections`, set by a subclass, bounds how many
+    there are at once: one more is answered 503.
+    """
+
+    max_connections = 4096
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._header_bytes = 0
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See asyncio.Protocol."""
+        super().connection_made(transport)
+        self._header_timer = self.loop.call_later(HEADER_TIMEOUT_S, transport.abort)
+        if len(self.connections) > self.max_connections:
+            self._refuse(503, "too many connections; close some, or try again later", "too_many_connections")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        self._stop_header_timer()
+        self._stop_write_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        if self.transport.is_closing():
+            return
+        if self._between_requests:
+            self._header_bytes += len(data)
+            if self._header_timer is None:
+                self._header_timer = self.loop.call_later(HEADER_TIMEOUT_S, self.transport.abort)
+        super().data_received(data)
+        if self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+            self._refuse(431, f"the request's headers are longer than {MAX_HEADER_BYTES} bytes", "headers_too_large")
+
+    def on_headers_complete(self) -> None:
+        """Called by the parser."""
+        self._stop_header_timer()
+        self._header_bytes = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Called by the parser."""
+        self._header_bytes = 0  # the rest of a body whose request has been answered is no header
+        super().on_body(body)
+
+    def pause_writing(self) -> None:
+        """Called by the transport when its buffer is full."""
+        super().pause_writing()
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(WRITE_TIMEOUT_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Called by the transport when its buffer has emptied."""
+        self._stop_write_timer()
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP: uvicorn's answer, in OpenAI's shape."""
+        self._refuse(400, "the request is not valid HTTP/1.1", "invalid_http")
+
+    @property
+    def _between_requests(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _refuse(self, status: int, message: str, code: str) -> None:
+        """Answer outside of the application, and close."""
+        kind = "service_unavailable_error" if status == 503 else "invalid_request_error"
+        body = json.dumps(error_body(message, type=kind, code=code)).encode()
+        lines = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
+            "content-type: application/json",
+            f"content-length: {len(body)}",
+            "connection: close",
+        )
+        self.transport.write("\r\n".join((*lines, "", "")).encode() + body)
+        self.transport.close()
+
+    def _stop_header_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None

@@ -1,0 +1,136 @@
+"""Runs the server from an open socket to its end: serves while loading, drains on a signal, ends on a second."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from types import FrameType
+
+import uvicorn
+
+from octavo.engine.serving import ServingEngine
+from octavo.server.app import create_app
+from octavo.server.connection import Connection
+from octavo.server.listener import is_loopback, url_of
+from octavo.server.settings import ServerSettings
+
+# How long the end of streams may take to reach their readers, once the engine has drained.
+FLUSH_TIMEOUT_S = 5
+# How long an engine may take past the deadline of a drain, before it is stopped without having said so.
+DRAIN_GRACE_S = 10.0
+KEEP_ALIVE_S = 75  # of an idle connection; longer than the 60 s after which proxies let theirs go
+_log = logging.getLogger("octavo.server")
+
+
+def serve(engine: ServingEngine, settings: ServerSettings, listener: socket.socket) -> int:
+    """Serve on `listener` until a signal; returns the process's exit status.
+
+    That is 0 after a drain, and 128 + the signal's number if it came while the model was loading. A second signal ends
+    the process here, with 128 + its number. Raises what `engine.start` raises.
+    """
+    if not settings.api_keys and not is_loopback(listener):
+        _log.warning("anyone who can reach %s can use it: no --api-key is set", url_of(listener, _tls(settings)))
+    config = _uvicorn_config(engine, settings)
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        return runner.run(_serve(engine, settings, listener, _Server(config)))
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Signals are ours."""
+        yield
+
+
+class _Signals:
+    """The first SIGINT or SIGTERM is an event; the second ends the process at once."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.first: asyncio.Future[int] = self._loop.create_future()
+
+    @contextmanager
+    def caught(self) -> Generator[None]:
+        """While open; the handlers before are put back at its end."""
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, self._on_signal) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.first.done():
+            sys.stderr.flush()
+            os._exit(128 + number)
+        self._loop.call_soon_threadsafe(self._note, number)
+
+    def _note(self, number: int) -> None:
+        if not self.first.done():
+            self.first.set_result(number)
+
+
+async def _serve(
+    engine: ServingEngine, settings: ServerSettings, listener: socket.socket, server: uvicorn.Server
+) -> int:
+    url = url_of(listener, _tls(settings))
+    signals = _Signals()
+    with signals.caught():
+        serving = asyncio.create_task(server.serve([listener]))
+        loading = asyncio.create_task(engine.start())
+        _log.info("listening on %s, loading the model", url)
+        try:
+            await asyncio.wait((serving, loading, signals.first), return_when=asyncio.FIRST_COMPLETED)
+            if not loading.done():
+                return 128 + signals.first.result() if signals.first.done() else 1
+            loading.result()
+            _log.info("ready: %s at %s/v1", ", ".join(settings.model_names) or engine.info.name, url)
+            await asyncio.wait((serving, signals.first), return_when=asyncio.FIRST_COMPLETED)
+            if signals.first.done():
+                await _drain(engine, settings.drain_timeout_s)
+            return 0 if signals.first.done() else 1
+        finally:
+            loading.cancel()
+            await engine.stop()
+            server.should_exit = True
+            await serving
+
+
+async def _drain(engine: ServingEngine, deadline_s: float) -> None:
+    _log.info("draining: requests that run have %g seconds to end; a second signal ends at once", deadline_s)
+    try:
+        async with asyncio.timeout(deadline_s + DRAIN_GRACE_S):
+            await engine.drain(deadline_s)
+    except TimeoutError:
+        _log.error("the engine has not drained %g seconds after the deadline; it is stopped", DRAIN_GRACE_S)
+    _log.info("drained")
+
+
+def _uvicorn_config(engine: ServingEngine, settings: ServerSettings) -> uvicorn.Config:
+    bounded = type("BoundedConnection", (Connection,), {"max_connections": settings.max_connections})
+    return uvicorn.Config(
+        create_app(engine, settings),
+        http=bounded,
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,  # a client's address is only logged; whom to believe about it would be a flag of its own
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=FLUSH_TIMEOUT_S,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
+    )
+
+
+def _tls(settings: ServerSettings) -> bool:
+    return settings.tls_cert is not None
