@@ -36,10 +36,20 @@ def test_arms_that_agree_exit_0_and_json_is_one_object(octavo: Run, small):
     for arm in found["arms"]:
         assert list(arm) == ["name", "equal", "first_divergence", "max_logit_diff", "routes"]
         assert (arm["equal"], arm["first_divergence"]) == (True, None)
-        paged = any(part in arm["name"] for part in ("paged", "chunk", "cached", "preempted", "imported"))
+        paged = any(part in arm["name"] for part in ("paged", "chunk", "cached", "preempted", "imported", "shift"))
         gathers = "gather" in arm["name"] or "codec" in arm["name"]
         assert set(arm["routes"]) == ({"gather"} if gathers else PAGED_ROUTES if paged else {"dense"})
     assert done.err.count("\n") == 1 + len(ARMS)  # what was chosen, and each arm as it ends
+
+
+def test_one_arm_can_be_chosen_and_what_cannot_be_run_is_told(octavo, small):
+    chosen = ("--arm", "context_shift", "--arm", "paged_b1")
+    done = octavo("parity", "-m", small, *chosen)
+    assert done.status == 0
+    assert [line.split()[0] for line in done.out.splitlines()] == ["paged_b1", "context_shift", "llama:"]
+    done = octavo("parity", "-m", small, *chosen, "--kv-dtype", "k=q8_0,v=f16")
+    assert done.status == 0
+    assert "context_shift          skipped: kv dtype q8_0 for k cannot be shifted" in done.out
 
 
 def test_a_fault_in_the_command_line_arm_exits_1_and_is_told_in_words(octavo, small):
@@ -55,6 +65,8 @@ def test_a_fault_in_the_command_line_arm_exits_1_and_is_told_in_words(octavo, sm
     ("arguments", "fragments"),
     [
         (("--inject-fault", "nope"), ["'nope'", "dense_b1", "cli"]),
+        (("--arm", "dense_b1", "--arm", "nope"), ["'nope'", "dense_b1", "cli"]),
+        (("--arm", "context_shift", "--kv-dtype", "k=q8_0,v=f16"), ["context_shift: kv dtype q8_0 for k cannot be"]),
         (("-n", "63"), ["63", "at least 64"]),
         (("-n", "400"), ["400 tokens", "512"]),
     ],

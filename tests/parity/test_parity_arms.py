@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from octavo.config import EngineConfig
 from octavo.engine.core import EngineCore
-from octavo.engine.loaded_model import load_model, plan_model
+from octavo.engine.loaded_model import load_model, plan_model, share_weights
 from octavo.errors import InvalidRequest
 from octavo.parity import ARMS, run_parity
 from octavo.parity import runner as runner_module
 from octavo.parity.prompts import parity_prompts
 from octavo.parity.trace import Trace, compare
+from octavo.storage import kv_cache
 from octavo.storage.route import Route, RouteCounts
 from tests.paged_routes import PAGED_ROUTES
 from tests.tiny_models import save_hf
@@ -50,7 +53,9 @@ def quick_cli(monkeypatch):
 
 
 def runs_paged(arm: str) -> bool:
-    return any(part in arm for part in ("paged", "chunk", "gather", "cached", "preempted", "imported", "codec"))
+    return any(
+        part in arm for part in ("paged", "chunk", "gather", "cached", "preempted", "imported", "shift", "codec")
+    )
 
 
 def test_a_healthy_engine_is_equal_in_every_arm(loaded, quick_cli):
@@ -61,7 +66,12 @@ def test_a_healthy_engine_is_equal_in_every_arm(loaded, quick_cli):
     assert told == list(report.arms)
     for arm in report.arms:
         assert (arm.equal, arm.first_divergence, arm.problem) == (True, None, None)
-        assert arm.max_logit_diff == (None if arm.name == "cli" else 0.0)
+        assert arm.margin == (0.25 if arm.name == "context_shift" else None)
+        if arm.name == "context_shift":  # rounded once more with every shift
+            assert 0.0 < arm.max_logit_diff < 0.05
+            assert arm.line().endswith("; held to leads of more than 0.25")
+        else:
+            assert arm.max_logit_diff == (None if arm.name == "cli" else 0.0)
         if arm.name == "gather_b1" or "codec" in arm.name:
             assert set(arm.routes) == {"gather"}
         elif runs_paged(arm.name):
@@ -80,6 +90,7 @@ def test_a_healthy_engine_is_equal_in_every_arm(loaded, quick_cli):
         "cached_prefix",
         "preempted",
         "imported_snapshot",
+        "context_shift",
         "cli",
     ],
 )
@@ -148,7 +159,7 @@ def test_an_engine_whose_paged_storage_errs_is_noticed(loaded, quick_cli, monkey
     monkeypatch.setattr(EngineCore, "__init__", init)
     report = run_parity(loaded, CONFIG, num_tokens=NUM_TOKENS)
     failed = {arm.name for arm in report.arms if not arm.equal}
-    assert failed == {a for a in ARMS if runs_paged(a)}
+    assert failed == {a for a in ARMS if runs_paged(a) and a != "context_shift"}  # too small for its margin
 
 
 def test_the_longest_prompt_is_longer_than_the_window_and_hardly_longer_than_asked(loaded):
@@ -156,6 +167,44 @@ def test_the_longest_prompt_is_longer_than_the_window_and_hardly_longer_than_ask
         *others, last = parity_prompts(loaded.tokenizer, longest)
         assert longest <= len(loaded.tokenizer.encode(last)) <= longest + 10
         assert len(others) == 3
+
+
+def test_chosen_arms_are_run_and_no_others(loaded):
+    told = []
+    report = run_parity(loaded, CONFIG, arms=["paged_b1", "dense_b1"], on_arm=told.append)
+    assert [arm.name for arm in report.arms] == ["dense_b1", "paged_b1"] == [arm.name for arm in told]
+    with pytest.raises(InvalidRequest, match=r"'nope' is unknown"):
+        run_parity(loaded, CONFIG, arms=["paged_b1", "nope"])
+
+
+# -- past the context ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", ["none rotated", "frequencies", "some not rotated"])
+def test_a_shift_that_goes_wrong_is_noticed_by_its_arm(loaded, monkeypatch, wrong):
+    original = kv_cache.rotate_back
+
+    def rotate_back(layers, mapping, delta, frequencies):
+        if wrong == "frequencies":
+            original(layers, mapping, delta, {layer: 0.9 * given for layer, given in frequencies.items()})
+        elif wrong == "some not rotated":
+            original(layers, mapping[16:], delta, frequencies)
+
+    monkeypatch.setattr(kv_cache, "rotate_back", rotate_back)
+    (arm,) = run_parity(loaded, CONFIG, arms=["context_shift"]).arms
+    assert not arm.equal
+    assert arm.max_logit_diff > 0.25
+
+
+def test_a_codec_whose_keys_cannot_be_shifted_has_the_arm_skipped_with_the_reason(loaded):
+    config = replace(CONFIG, kv_dtype="k=q8_0,v=f16")
+    narrow = share_weights(loaded, config, loaded.plan.storage)
+    skipped = {}
+    report = run_parity(narrow, config, arms=["paged_b1", "context_shift"], on_skip=skipped.__setitem__)
+    assert report.equal and [arm.name for arm in report.arms] == ["paged_b1"]
+    assert "q8_0 for k cannot be shifted" in skipped["context_shift"]
+    with pytest.raises(InvalidRequest, match=r"none of the chosen arms .*context_shift: kv dtype q8_0"):
+        run_parity(narrow, config, arms=["context_shift"])
 
 
 # -- comparisons ------------------------------------------------------------------------------------------------
@@ -188,6 +237,12 @@ REFERENCE = trace([1, 2, 3, 4], [2.0, 1.0, 0.1, 1.0])
 def test_tokens_must_agree_wherever_the_reference_leads_by_more_than_the_margin(tokens, bitwise, agrees, divergence):
     found = compare(trace(tokens, [1.0] * len(tokens)), REFERENCE, bitwise=bitwise, margin=0.25)
     assert (found.agrees, found.first_divergence) == (agrees, divergence)
+
+
+@pytest.mark.parametrize(("tokens", "agrees"), [([1, 2, 4, 4], True), ([1, 2, 4, 9], False), ([1, 2, 4], False)])
+def test_where_the_reference_was_given_the_arms_own_tokens_all_steps_are_compared(tokens, agrees):
+    found = compare(trace(tokens, [1.0] * len(tokens)), REFERENCE, bitwise=False, margin=0.25, forced=True)
+    assert (found.agrees, found.first_divergence) == (agrees, 2)
 
 
 def test_bitwise_arms_must_have_equal_logits_to_the_last_bit():

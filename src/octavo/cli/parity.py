@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from octavo.cli import engine_options as flags
-from octavo.cli.options import option
+from octavo.cli.options import list_option, option, texts
 from octavo.errors import InvalidRequest
 
 MIN_TOKENS = 64
@@ -20,6 +20,9 @@ def parity(
     *,
     model: flags.Model = None,
     max_tokens: Annotated[int, option("-n", "--max-tokens", help="Tokens per prompt; at least 64.")] = MIN_TOKENS,
+    arm: Annotated[
+        list[str] | None, list_option("--arm", help="Run this arm alone; may be given several times.")
+    ] = None,
     inject_fault: Annotated[
         str | None, option("--inject-fault", metavar="ARM", help="Perturb one arm, to see that it is noticed.")
     ] = None,
@@ -31,17 +34,21 @@ def parity(
     if max_tokens < MIN_TOKENS:
         raise InvalidRequest(f"max tokens is {max_tokens}; a parity run needs at least {MIN_TOKENS}")
     config = engine.config(1, force=force)
-    from octavo.parity import ARMS, run_parity
+    chosen = texts(arm, "--arm")
+    from octavo.parity import check_arm, run_parity
 
-    if inject_fault is not None and inject_fault not in ARMS:
-        raise InvalidRequest(f"arm {inject_fault!r} is unknown; choose one of {', '.join(ARMS)}")
+    for name in (*chosen, *([] if inject_fault is None else [inject_fault])):
+        check_arm(name)
     loaded = flags.load_weights(model, config)
+    lines = sys.stderr if as_json else sys.stdout
     report = run_parity(
         loaded,
         config,
         num_tokens=max_tokens,
         fault=inject_fault,
-        on_arm=lambda arm: print(arm.line(), file=sys.stderr if as_json else sys.stdout, flush=True),
+        arms=chosen,
+        on_arm=lambda found: print(found.line(), file=lines, flush=True),
+        on_skip=lambda name, reason: print(f"{name:<22} skipped: {reason}", file=lines, flush=True),
     )
     if as_json:
         print(json.dumps(report.as_object()))

@@ -15,6 +15,7 @@ from octavo.config import EngineConfig
 from octavo.engine.hardware import available_memory, choose_device, choose_dtype, choose_threads
 from octavo.engine.ledger import Ledger, plan_memory
 from octavo.engine.resident import Resident, resident_bytes
+from octavo.engine.shift_check import check_shift
 from octavo.engine.working_memory import Serving
 from octavo.errors import InvalidRequest
 from octavo.kernels.cpu import library
@@ -82,6 +83,8 @@ def plan_model(path: Path, config: EngineConfig, *, may_run_several: bool = True
     codecs = resolve_kv_dtype(config.kv_dtype, dtype)
     check_heads(codecs, cls.kv_layout(model))
     warn_of_losses(codecs, model.model_type)
+    if config.context_limit_policy == "shift":
+        check_shift(model, codecs[0])
     several = may_run_several and config.max_num_seqs > 1
     # What is forgotten leaves in blocks.
     choice = "paged" if config.context_limit_policy == "shift" else config.storage
@@ -89,6 +92,7 @@ def plan_model(path: Path, config: EngineConfig, *, may_run_several: bool = True
     threads = choose_threads(config.threads)
     serving = _serving(storage.kind, codecs, device, threads)
     ledger = _ledger(checkpoint, config, serving, resident_bytes(checkpoint, routes, dtype), available_memory(device))
+    config.check_keep(ledger.max_context)
     return ModelPlan(checkpoint, device, dtype, threads, routes, codecs, storage, ledger)
 
 

@@ -1,6 +1,6 @@
 """The proof of "same input, same output": runs every route on one model and compares tokens and logits."""
 
 from octavo.parity.report import ArmResult, Report
-from octavo.parity.runner import ARMS, run_parity
+from octavo.parity.runner import ARMS, check_arm, run_parity
 
-__all__ = ["ARMS", "ArmResult", "Report", "run_parity"]
+__all__ = ["ARMS", "ArmResult", "Report", "check_arm", "run_parity"]

@@ -9,7 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ArmResult:
-    """One arm against the reference. `problem` says why it failed, beyond what the numbers show."""
+    """One arm against the reference. `problem` says why it failed, beyond what the numbers show.
+
+    `margin` is there if the arm is held to less than the run is: to tokens wherever the reference leads by more.
+    """
 
     name: str
     equal: bool
@@ -17,6 +20,7 @@ class ArmResult:
     max_logit_diff: float | None
     routes: Mapping[str, int]
     problem: str | None = None
+    margin: float | None = None
 
     def as_object(self) -> dict[str, Any]:
         return {
@@ -32,7 +36,10 @@ class ArmResult:
         diff = "not observed" if self.max_logit_diff is None else f"{self.max_logit_diff:.3g}"
         first = "none" if self.first_divergence is None else str(self.first_divergence)
         routes = ", ".join(f"{name} {count}" for name, count in self.routes.items())
-        return f"{self.name:<22} {verdict:<10} divergent token: {first}; largest logit difference: {diff}; {routes}"
+        held = "" if self.margin is None else f"; held to leads of more than {self.margin:g}"
+        return (
+            f"{self.name:<22} {verdict:<10} divergent token: {first}; largest logit difference: {diff}; {routes}{held}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

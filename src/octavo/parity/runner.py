@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from dataclasses import replace
 
 import torch
@@ -12,14 +12,16 @@ from octavo.cache.storage_policy import StorageDecision
 from octavo.config import EngineConfig
 from octavo.engine.core import EngineCore, LogitsObserver
 from octavo.engine.loaded_model import LoadedModel, share_weights
-from octavo.errors import InvalidRequest
+from octavo.engine.shift_check import check_shift
+from octavo.errors import InvalidRequest, shown
 from octavo.llm import LLM
 from octavo.parity.cache_arms import trace_cached, trace_preempted
 from octavo.parity.cli_arm import trace_cli
 from octavo.parity.prompts import parity_prompts
 from octavo.parity.report import ArmResult, Report
+from octavo.parity.shift_arm import ShiftRun
 from octavo.parity.snapshot_arm import trace_imported
-from octavo.parity.trace import Trace, compare
+from octavo.parity.trace import Comparison, Trace, compare
 from octavo.sampling_params import SamplingParams
 from octavo.step_batch import StorageKind
 from octavo.storage.codecs import CODECS
@@ -38,19 +40,31 @@ ARMS = (
     "cached_prefix",
     "preempted",
     "imported_snapshot",
+    "context_shift",
     *(f"codec_{name}" for name in _NARROW),
     "cli",
 )
-_MARGIN = {torch.float32: 1e-3, torch.float16: 0.25, torch.bfloat16: 0.25}
+_WIDE = 0.25  # the margin where something is computed or kept in 16 bits
+_MARGIN = {torch.float32: 1e-3, torch.float16: _WIDE, torch.bfloat16: _WIDE}
 
 
 class ParityRun:
     """One model's parity run. The reference is each prompt alone, dense, prefilled whole."""
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig, num_tokens: int, fault: str | None) -> None:
-        if fault is not None and fault not in ARMS:
-            raise InvalidRequest(f"arm {fault!r} is unknown; choose one of {', '.join(ARMS)}")
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        num_tokens: int,
+        fault: str | None,
+        chosen: Collection[str],
+        on_skip: Callable[[str, str], None],
+    ) -> None:
+        for name in (*chosen, *([] if fault is None else [fault])):
+            check_arm(name)
         self._loaded = loaded
+        self._chosen = frozenset(chosen or ARMS)
+        self._on_skip = on_skip
         self._params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
         self._num_tokens = num_tokens
         self._fault = fault
@@ -66,40 +80,90 @@ class ParityRun:
         self._config = replace(config, max_context=needed)
         self.bitwise = loaded.plan.device.type == "cpu" and loaded.plan.routes.row_invariant
         self.margin = _MARGIN[loaded.plan.dtype]
-        self._reference: list[Trace] = []
+        self._references: dict[int, Trace] = {}
         self._specs = loaded.model.kv_layout(loaded.plan.config)
+        self._refusals = self._refused()
+        if self._chosen <= self._refusals.keys():
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in self._refusals.items() if name in self._chosen)
+            raise InvalidRequest(f"none of the chosen arms can be run here ({reasons}); choose others")
         self._expected = {StorageKind.DENSE: {"dense", "ring"}, StorageKind.PAGED: self._paged_routes()}
 
-    def arms(self, on_arm: Callable[[ArmResult], None]) -> list[ArmResult]:
-        """Run all arms, telling each as it is known."""
-        results: list[ArmResult] = []
-
-        def done(arm: ArmResult) -> None:
-            results.append(arm)
-            on_arm(arm)
-
-        self._reference = [self._alone(StorageKind.DENSE, i, "") for i in range(ROWS)]
-        longest = ROWS - 1
-        done(self._judge("dense_b1", self._alone(StorageKind.DENSE, longest, "dense_b1"), longest, StorageKind.DENSE))
-        done(self._judge("paged_b1", self._alone(StorageKind.PAGED, longest, "paged_b1"), longest, StorageKind.PAGED))
-        gathered = self._alone(StorageKind.PAGED, longest, "gather_b1", switches=RouteSwitches(native=False))
-        done(self._judge("gather_b1", gathered, longest, StorageKind.PAGED, {"gather"}))
-        for kind in (StorageKind.DENSE, StorageKind.PAGED):
+    def arms(self) -> Iterator[ArmResult]:
+        """Run the chosen arms, one after another."""
+        dense, paged, longest = StorageKind.DENSE, StorageKind.PAGED, ROWS - 1
+        if self._wants("dense_b1"):
+            yield self._judge("dense_b1", self._alone(dense, longest, "dense_b1"), longest, dense)
+        if self._wants("paged_b1"):
+            yield self._judge("paged_b1", self._alone(paged, longest, "paged_b1"), longest, paged)
+        if self._wants("gather_b1"):
+            gathered = self._alone(paged, longest, "gather_b1", switches=RouteSwitches(native=False))
+            yield self._judge("gather_b1", gathered, longest, paged, {"gather"})
+        for kind in (dense, paged):
             names = [f"batch{ROWS}_{kind.value}_row{row}" for row in range(ROWS)]
-            for row, trace in enumerate(self._batch(kind, names)):
-                done(self._judge(names[row], trace, row, kind))
+            wanted = [row for row, name in enumerate(names) if self._wants(name)]
+            traces = self._batch(kind, names) if wanted else []
+            for row in wanted:
+                yield self._judge(names[row], traces[row], row, kind)
         for chunk in (7, 64):
             name = f"prefill_chunk_{chunk}"
-            trace = self._alone(StorageKind.PAGED, longest, name, prefill_chunk=chunk)
-            done(self._judge(name, trace, longest, StorageKind.PAGED))
-        done(self._judge("cached_prefix", self._cached(longest), longest, StorageKind.PAGED))
-        done(self._judge("preempted", self._preempted(longest), longest, StorageKind.PAGED))
-        done(self._judge("imported_snapshot", self._imported(longest), longest, StorageKind.PAGED))
+            if self._wants(name):
+                yield self._judge(name, self._alone(paged, longest, name, prefill_chunk=chunk), longest, paged)
+        if self._wants("cached_prefix"):
+            yield self._judge("cached_prefix", self._cached(longest), longest, paged)
+        if self._wants("preempted"):
+            yield self._judge("preempted", self._preempted(longest), longest, paged)
+        if self._wants("imported_snapshot"):
+            yield self._judge("imported_snapshot", self._imported(longest), longest, paged)
+        if self._wants("context_shift"):
+            yield self._shifted("context_shift", longest)
         for codec in _NARROW:
-            if not any(CODECS[codec].refusal(dim) for spec in self._specs for dim in (spec.k_dim, spec.v_dim)):
-                done(self._codec(codec, longest))
-        done(self._judge("cli", self._cli(0), 0, StorageKind.DENSE))
-        return results
+            if self._wants(f"codec_{codec}"):
+                yield self._codec(codec, longest)
+        if self._wants("cli"):
+            yield self._judge("cli", self._cli(0), 0, dense)
+
+    def _wants(self, arm: str) -> bool:
+        """Whether to run an arm. Tells of one that was chosen and cannot be run here."""
+        if arm in self._chosen and arm in self._refusals:
+            self._on_skip(arm, self._refusals[arm])
+        return arm in self._chosen and arm not in self._refusals
+
+    def _refused(self) -> dict[str, str]:
+        """Why arms cannot be run with this model, by name."""
+        plan, refused = self._loaded.plan, {}
+        try:
+            check_shift(plan.config, plan.codecs[0])
+        except InvalidRequest as error:
+            refused["context_shift"] = str(error)
+        for codec in _NARROW:
+            refusals = (CODECS[codec].refusal(dim) for spec in self._specs for dim in (spec.k_dim, spec.v_dim))
+            for refusal in refusals:
+                if refusal is not None:
+                    refused[f"codec_{codec}"] = refusal
+        return refused
+
+    def _whole(self, prompt: int) -> Trace:
+        """The reference of a prompt, computed once."""
+        if prompt not in self._references:
+            self._references[prompt] = self._alone(StorageKind.DENSE, prompt, "")
+        return self._references[prompt]
+
+    def _shifted(self, name: str, prompt: int) -> ArmResult:
+        """Past the context, keys are rotated where they are stored and rounded once more: equal within a margin.
+
+        Where nothing else rounds differently, as routes are row-invariant, logits have to be, too, at every step.
+        """
+        plan = self._loaded.plan
+        margin = self.margin if plan.codecs[0].name == "f32" else _WIDE
+        windows = [spec.window for spec in self._specs if spec.window is not None]
+        run = ShiftRun.of(self._ids[prompt], self._num_tokens, self._config.block_size, windows)
+        trace = run.answer(self._loaded, self._config, margin if name == self._fault else None)
+        reference = run.reference(self._loaded, trace.token_ids)
+        found = compare(trace, reference, bitwise=False, margin=margin, forced=True)
+        problem = self._problem(trace, run.num_tokens, self._expected[StorageKind.PAGED])
+        if problem is None and self.bitwise and (found.max_logit_diff or 0.0) > margin:
+            problem = f"logits differ by more than {margin:g}"
+        return _result(name, found, trace, problem, None if margin == self.margin and not self.bitwise else margin)
 
     def _paged_routes(self) -> set[str]:
         """What paged rows take here: the fused kernel's routes wherever it serves a group of layers, else gather."""
@@ -128,16 +192,18 @@ class ParityRun:
         reference: Trace | None = None,
     ) -> ArmResult:
         """`reference` is the prompt's own unless given, and `routes` are those of `kind`."""
-        expected = routes or self._expected[kind]
-        reference = reference or self._reference[prompt]
+        reference = reference or self._whole(prompt)
         found = compare(trace, reference, bitwise=self.bitwise, margin=self.margin)
-        problem = trace.problem
-        if problem is None and len(trace.token_ids) != self._num_tokens:
-            problem = f"gave {len(trace.token_ids)} tokens, not {self._num_tokens}"
-        if problem is None and not (trace.routes and set(trace.routes) <= expected):
-            problem = f"took routes {sorted(trace.routes)}, not {sorted(expected)}"
-        equal = found.agrees and problem is None
-        return ArmResult(name, equal, found.first_divergence, found.max_logit_diff, trace.routes, problem)
+        return _result(name, found, trace, self._problem(trace, self._num_tokens, routes or self._expected[kind]))
+
+    def _problem(self, trace: Trace, num_tokens: int, routes: Set[str]) -> str | None:
+        if trace.problem is not None:
+            return trace.problem
+        if len(trace.token_ids) != num_tokens:
+            return f"gave {len(trace.token_ids)} tokens, not {num_tokens}"
+        if not (trace.routes and set(trace.routes) <= routes):
+            return f"took routes {sorted(trace.routes)}, not {sorted(routes)}"
+        return None
 
     def _alone(
         self,
@@ -214,9 +280,20 @@ class ParityRun:
 
     def _fault_step(self, prompt: int) -> int:
         """The first step at which the reference leads by so much that another token is no tie."""
-        reference = self._reference[prompt]
+        reference = self._whole(prompt)
         steps = range(self._num_tokens)
         return next((step for step in steps if reference.margin(step) > self.margin), 0)
+
+
+def check_arm(name: str) -> None:
+    """Raises `InvalidRequest` with the arms there are."""
+    if name not in ARMS:
+        raise InvalidRequest(f"arm {shown(name)} is unknown; choose one of {', '.join(ARMS)}")
+
+
+def _result(name: str, found: Comparison, trace: Trace, problem: str | None, margin: float | None = None) -> ArmResult:
+    equal = found.agrees and problem is None
+    return ArmResult(name, equal, found.first_divergence, found.max_logit_diff, trace.routes, problem, margin)
 
 
 def run_parity(
@@ -225,13 +302,20 @@ def run_parity(
     *,
     num_tokens: int = 64,
     fault: str | None = None,
+    arms: Collection[str] = (),
     on_arm: Callable[[ArmResult], None] = lambda arm: None,
+    on_skip: Callable[[str, str], None] = lambda name, reason: None,
 ) -> Report:
-    """Compare every arm with the reference over `num_tokens` greedy tokens.
+    """Compare `arms` (all there are unless given) with the reference over `num_tokens` greedy tokens.
 
-    `fault` perturbs one arm, which must then be reported as different. Raises `InvalidRequest` for an unknown arm, or
-    if the model's context is too short for the prompts and `num_tokens`.
+    `fault` perturbs one arm, which must then be reported as different. `on_arm` is told of each arm as it is known,
+    `on_skip` of each that cannot be run here, and why. Raises `InvalidRequest` for an unknown arm, if none of those
+    chosen can be run, or if the model's context is too short for the prompts and `num_tokens`.
     """
-    run = ParityRun(loaded, config, num_tokens, fault)
+    run = ParityRun(loaded, config, num_tokens, fault, arms, on_skip)
     contract = "bitwise" if run.bitwise else f"tokens wherever the reference leads by more than {run.margin:g}"
-    return Report(loaded.plan.checkpoint.path.name, contract, tuple(run.arms(on_arm)))
+    results = []
+    for arm in run.arms():
+        results.append(arm)
+        on_arm(arm)
+    return Report(loaded.plan.checkpoint.path.name, contract, tuple(results))

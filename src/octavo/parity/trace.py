@@ -38,23 +38,26 @@ class Comparison:
     agrees: bool
 
 
-def compare(trace: Trace, reference: Trace, *, bitwise: bool, margin: float) -> Comparison:
+def compare(trace: Trace, reference: Trace, *, bitwise: bool, margin: float, forced: bool = False) -> Comparison:
     """`bitwise`: tokens and logits must be equal to the last bit.
 
     Otherwise tokens must be equal up to the first step whose lead in the reference is at most `margin`; what follows
-    a difference there has another context and is not compared.
+    a difference there has another context and is not compared. `forced`: the reference was given the arm's own tokens,
+    so every step has the same context and is compared, also after such a difference.
     """
     shared = min(len(trace.token_ids), len(reference.token_ids))
     pairs = zip(trace.token_ids, reference.token_ids, strict=False)
-    divergence = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+    differing = [i for i, (a, b) in enumerate(pairs) if a != b]
+    divergence = differing[0] if differing else None
     if divergence is None and len(trace.token_ids) != len(reference.token_ids):
         divergence = shared
-    compared = shared if divergence is None else min(shared, divergence + 1)
+    compared = shared if divergence is None or forced else min(shared, divergence + 1)
     difference = None
     if trace.logits:
         diffs = [(trace.logits[i] - reference.logits[i]).abs().max().item() for i in range(compared)]
         difference = max(diffs, default=0.0)
     if bitwise:
         return Comparison(divergence, difference, divergence is None and not difference)
-    tie = divergence is not None and divergence < shared and reference.margin(divergence) <= margin
-    return Comparison(divergence, difference, divergence is None or tie)
+    ties = [reference.margin(step) <= margin for step in (differing if forced else differing[:1])]
+    complete = not forced or len(trace.token_ids) == len(reference.token_ids)
+    return Comparison(divergence, difference, divergence is None or (bool(ties) and all(ties) and complete))
