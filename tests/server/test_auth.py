@@ -9,7 +9,8 @@ import pytest
 from asgi_calls import JSON, call, fake_app, get
 
 from octavo.errors import InvalidRequest
-from octavo.server.auth import KeyRing, read_key_file
+from octavo.server.auth import KeyRing
+from octavo.server.key_file import read_key_file
 from octavo.server.settings import ServerSettings
 
 KEYS = ("sk-right", "schlüssel")

@@ -10,13 +10,13 @@ from typing import Annotated, NoReturn
 import typer
 
 import octavo
-from octavo.cli import bench, chat, generate, inspect, parity, store_commands
+from octavo.cli import bench, chat, generate, inspect, parity, serve, store_commands
 from octavo.cli.errors import one_line, run_command
 from octavo.cli.streams import use_checked_streams
 
 app = typer.Typer(
     name="octavo",
-    help="Run language models at the terminal; the same engine is a Python library.",
+    help="Run language models at the terminal and as a server; the same engine is a Python library.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -24,6 +24,7 @@ app = typer.Typer(
 
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
+app.command("serve")(serve.serve)
 app.command("inspect")(inspect.inspect)
 app.command("parity")(parity.parity)
 app.add_typer(bench.app, name="bench")

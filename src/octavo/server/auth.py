@@ -1,20 +1,17 @@
-"""Who may use the server: API keys, where they come from, and the middleware that asks for one."""
+"""Who may use the server: the ring of API keys, and the middleware that asks for one."""
 
 from __future__ import annotations
 
 import hmac
 from collections.abc import Iterable
 from hashlib import sha256
-from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from octavo.errors import InvalidRequest
 from octavo.server.errors import HttpError, error_response
 from octavo.server.paths import route_path
 
 OPEN_PATHS = ("/health", "/ready")  # for probes, which carry no key; they tell nothing of the model or its users
-MAX_KEY_FILE_BYTES = 1 << 20
 
 
 class KeyRing:
@@ -55,27 +52,6 @@ class Authentication:
             await self._app(scope, receive, send)
             return
         await error_response(_unauthorized(key))(scope, receive, send)
-
-
-def read_key_file(path: Path) -> tuple[str, ...]:
-    """Keys from a file, one a line; blank lines are skipped, nothing is a comment. Raises `InvalidRequest`."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_KEY_FILE_BYTES + 1)
-    except OSError as error:
-        raise InvalidRequest(
-            f"the API key file {path} cannot be read ({error.strerror or error}); give a file with one key a line"
-        ) from error
-    if len(content) > MAX_KEY_FILE_BYTES:
-        raise InvalidRequest(f"the API key file {path} is longer than {MAX_KEY_FILE_BYTES} bytes; give one key a line")
-    try:
-        lines = content.decode("utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"the API key file {path} is not UTF-8 (byte {error.start}); save it as UTF-8") from error
-    keys = tuple(line.strip() for line in lines if line.strip())
-    if not keys:
-        raise InvalidRequest(f"the API key file {path} holds no key; write one key a line, or leave the flag out")
-    return keys
 
 
 def _presented(scope: Scope) -> bytes | None:

@@ -14,7 +14,7 @@ from types import FrameType
 
 import uvicorn
 
-from octavo.engine.serving import ServingEngine
+from octavo.engine.serving import ModelInfo, ServingEngine
 from octavo.server.app import create_app
 from octavo.server.connection import Connection
 from octavo.server.listener import is_loopback, url_of
@@ -91,7 +91,7 @@ async def _serve(
             if not loading.done():
                 return 128 + signals.first.result() if signals.first.done() else 1
             loading.result()
-            _log.info("ready: %s at %s/v1", ", ".join(settings.model_names) or engine.info.name, url)
+            _log.info("ready: %s at %s/v1", _describe(engine.info, settings), url)
             await asyncio.wait((serving, signals.first), return_when=asyncio.FIRST_COMPLETED)
             if signals.first.done():
                 await _drain(engine, settings.drain_timeout_s)
@@ -111,6 +111,14 @@ async def _drain(engine: ServingEngine, deadline_s: float) -> None:
     except TimeoutError:
         _log.error("the engine has not drained %g seconds after the deadline; it is stopped", DRAIN_GRACE_S)
     _log.info("drained")
+
+
+def _describe(info: ModelInfo, settings: ServerSettings) -> str:
+    names = ", ".join(settings.model_names or (info.name,))
+    return (
+        f"{names} ({info.family}, {info.dtype}, {info.weights} weights, {info.storage} storage, {info.kv_dtype} K/V, "
+        f"context {info.max_context})"
+    )
 
 
 def _uvicorn_config(engine: ServingEngine, settings: ServerSettings) -> uvicorn.Config:
