@@ -157,7 +157,7 @@ class FakeEngine:
         room = self.model_info.max_context - len(request.prompt_token_ids)
         limit = room if params.max_tokens is None else min(params.max_tokens, room)
         ids = self.model_tokenizer.encode(self.reply, add_special_tokens=False)
-        ids = (ids * (limit // len(ids) + 1))[:limit] if self.endless else [*ids, *self.model_tokenizer.eos_token_ids]
+        ids = (ids * (limit // len(ids) + 1))[:limit] if self.endless else [*ids, max(self.model_tokenizer.eos_token_ids)]
         reason: FinishReason = "stop" if len(ids) <= limit and not self.endless else "length"
         ids = ids[:limit]
         whole = self.model_tokenizer.decode(ids)

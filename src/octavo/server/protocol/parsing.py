@@ -54,18 +54,37 @@ def _refusal(error: ValidationError, data: Mapping[str, Any]) -> HttpError:
     # Of the forms that a field may have, the one that went furthest is the one that was meant.
     problems = [(_path(each["loc"], data, each["type"]), each) for each in error.errors(include_url=False)]
     path, problem = max(problems, key=lambda pair: len(pair[0]))  # the first of the longest
+    kind, value, context = problem["type"], problem["input"], problem.get("ctx", {})
+    if kind in ("union_tag_invalid", "union_tag_not_found"):  # a message's role
+        path = (*path, "role")
+        kind, value = ("role", context["tag"]) if "tag" in context else ("missing", None)
     field = _written(path)
-    kind, message = problem["type"], problem["msg"]
-    if kind == "missing":
-        return invalid(f"{field} is missing; give it", param=field)
-    if kind == "extra_forbidden":
-        return invalid(f"{field} is not a field of this request; leave it out", param=field)
     if kind == "value_error":  # our own validators; their message names the field
-        return invalid(str(problem["ctx"]["error"]), param=field or None)
-    if message.startswith("Input should"):
-        message = f"it should{message.removeprefix('Input should')}"
-    got = shown(problem["input"])
-    return invalid(f"{field} is {got}; {message[:1].lower()}{message[1:]}", param=field)
+        return invalid(str(context["error"]), param=field or None)
+    return invalid(f"{field} {_complaint(kind, value, context, problem['msg'])}", param=field)
+
+
+def _complaint(kind: str, value: Any, context: Mapping[str, Any], message: str) -> str:
+    """What is wrong with a field, to be read after its name."""
+    if kind == "missing":
+        return "is missing; give it"
+    if kind == "extra_forbidden":
+        return "is not a field of this request; leave it out"
+    if kind == "role":
+        return f"is {shown(value)}; it should be {context['expected_tags']}"
+    if kind in ("too_long", "too_short"):
+        least, most = context.get("min_length"), context.get("max_length")
+        bound = f"at least {least}" if most is None else f"at most {most}"
+        return f"has {len(value)} items; give {bound}"
+    if kind == "string_too_long":
+        return f"has {len(value)} characters; give at most {context['max_length']}"
+    if kind == "string_too_short":
+        return "is empty; give some text, or leave it out"
+    if kind == "string_pattern_mismatch":
+        return f"is {shown(value)}; only whole numbers of at least 0 are taken here"
+    expected = message.removeprefix("Input should ").removeprefix("be ")
+    remedy = "; only text parts are taken" if context.get("expected") == "'text'" else ""
+    return f"is {shown(value)}; it should be {expected}{remedy}"
 
 
 def _path(loc: tuple[int | str, ...], data: Any, kind: str) -> tuple[int | str, ...]:
