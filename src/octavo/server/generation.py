@@ -150,6 +150,8 @@ class Generation:
             reason = piece.finish_reason
             if reason == "error" or reason == "abort":
                 failure = failure or _failure(event)
+                if not piece.text:  # nothing to tell, so that a fault which comes first has a status of its own
+                    continue
                 reason = None
             delta = ChoiceDelta(index, piece.text, [], reason)
             if event.logprobs is not None:
