@@ -101,6 +101,7 @@ class FakeEngine:
     aborted: list[str] = field(default_factory=list)
     drained: list[float] = field(default_factory=list)
     stopped: bool = False
+    shut_down: bool = False
     num_running: int = 0
 
     @property
@@ -144,6 +145,10 @@ class FakeEngine:
         try:
             while scripts:
                 await asyncio.sleep(self.step_s)
+                if self.shut_down:
+                    ended, scripts = list(scripts.values()), {}
+                    yield [self._fault_event(script[0], "shut_down") for script in ended]
+                    return
                 events = [script.pop(0) for script in scripts.values()]
                 scripts = {request_id: script for request_id, script in scripts.items() if script}
                 yield events
@@ -157,7 +162,9 @@ class FakeEngine:
         room = self.model_info.max_context - len(request.prompt_token_ids)
         limit = room if params.max_tokens is None else min(params.max_tokens, room)
         ids = self.model_tokenizer.encode(self.reply, add_special_tokens=False)
-        ids = (ids * (limit // len(ids) + 1))[:limit] if self.endless else [*ids, max(self.model_tokenizer.eos_token_ids)]
+        ids = (
+            (ids * (limit // len(ids) + 1))[:limit] if self.endless else [*ids, max(self.model_tokenizer.eos_token_ids)]
+        )
         reason: FinishReason = "stop" if len(ids) <= limit and not self.endless else "length"
         ids = ids[:limit]
         whole = self.model_tokenizer.decode(ids)
@@ -191,8 +198,13 @@ class FakeEngine:
         if self.fault is None:
             return events
         kept = events[: self.fault_after]
-        delta = replace(events[0].delta, text="", token_ids=(), finish_reason="error")
-        return [*kept, StepEvent(delta, error=f"the request ended with {self.fault}", fault=self.fault)]
+        return [*kept, self._fault_event(events[0], self.fault)]
+
+    @staticmethod
+    def _fault_event(event: StepEvent, fault: Fault) -> StepEvent:
+        """The last event of the request of `event`."""
+        delta = replace(event.delta, text="", token_ids=(), finish_reason="error")
+        return StepEvent(delta, error=f"the request ended with {fault}", fault=fault)
 
     def _logprobs(self, token_id: int, k: int | None) -> TokenLogprobs | None:
         """-0.5 for the token itself, then its neighbours in the vocabulary."""
@@ -211,6 +223,9 @@ class FakeEngine:
         self.state = "draining"
         end = asyncio.get_running_loop().time() + deadline_s
         while self.num_running and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(0.005)
+        self.shut_down = True
+        while self.num_running:
             await asyncio.sleep(0.005)
 
     async def stop(self) -> None:

@@ -18,13 +18,16 @@ WRITE_TIMEOUT_S = 120.0  # for a client to take what lies ready for it, once buf
 
 
 class Connection(HttpToolsProtocol):
-    """Cut off after `HEADER_TIMEOUT_S` without complete headers, and after `WRITE_TIMEOUT_S` of full buffers.
+    """Cut off after `header_timeout_s` without complete headers, and after `write_timeout_s` of full buffers.
 
-    The latter ends the handler's stream as a disconnect would. `max_connections`, set by a subclass, bounds how many
-    there are at once: one more is answered 503.
+    The latter ends the handler's stream as a disconnect would. Of more than `max_connections` at once the last is
+    answered 503. Subclasses set other bounds.
     """
 
     max_connections = 4096
+    max_header_bytes = MAX_HEADER_BYTES
+    header_timeout_s = HEADER_TIMEOUT_S
+    write_timeout_s = WRITE_TIMEOUT_S
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -35,7 +38,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See asyncio.Protocol."""
         super().connection_made(transport)
-        self._header_timer = self.loop.call_later(HEADER_TIMEOUT_S, transport.abort)
+        self._header_timer = self.loop.call_later(self.header_timeout_s, transport.abort)
         if len(self.connections) > self.max_connections:
             self._refuse(503, "too many connections; close some, or try again later", "too_many_connections")
 
@@ -52,10 +55,12 @@ class Connection(HttpToolsProtocol):
         if self._between_requests:
             self._header_bytes += len(data)
             if self._header_timer is None:
-                self._header_timer = self.loop.call_later(HEADER_TIMEOUT_S, self.transport.abort)
+                self._header_timer = self.loop.call_later(self.header_timeout_s, self.transport.abort)
         super().data_received(data)
-        if self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
-            self._refuse(431, f"the request's headers are longer than {MAX_HEADER_BYTES} bytes", "headers_too_large")
+        if self._header_bytes > self.max_header_bytes and not self.transport.is_closing():
+            self._refuse(
+                431, f"the request's headers are longer than {self.max_header_bytes} bytes", "headers_too_large"
+            )
 
     def on_headers_complete(self) -> None:
         """Called by the parser."""
@@ -72,7 +77,7 @@ class Connection(HttpToolsProtocol):
         """Called by the transport when its buffer is full."""
         super().pause_writing()
         if self._write_timer is None:
-            self._write_timer = self.loop.call_later(WRITE_TIMEOUT_S, self.transport.abort)
+            self._write_timer = self.loop.call_later(self.write_timeout_s, self.transport.abort)
 
     def resume_writing(self) -> None:
         """Called by the transport when its buffer has emptied."""

@@ -1,0 +1,333 @@
+"""A server from its start to its end, as a process: binding, loading, draining, signals, failures."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from server_process import ServerProcess, fake_server, octavo_serve
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes and signals of POSIX")
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+SLOW = {"endless": True, "step_s": 0.05}
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory named `tiny` with a model of 512 tokens of context."""
+    from tests.tiny_models import save_hf
+
+    path = tmp_path_factory.mktemp("served") / "tiny"
+    save_hf(path, "llama", num_hidden_layers=2)
+    return path
+
+
+def start_stream(server: ServerProcess, max_tokens: int) -> tuple[threading.Thread, list[str]]:
+    """A streamed chat in a thread; returns once its first line has come."""
+    lines: list[str] = []
+    begun = threading.Event()
+
+    def read() -> None:
+        with (
+            server.client() as client,
+            client.stream("POST", "/v1/chat/completions", json={**CHAT, "stream": True, "max_tokens": max_tokens}) as r,
+        ):
+            for line in r.iter_lines():
+                lines.append(line)
+                begun.set()
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert begun.wait(30)
+    return thread, lines
+
+
+# -- the fake engine: what the server does by itself ------------------------------------------------------------------
+
+
+def test_the_server_answers_while_the_model_loads() -> None:
+    with fake_server({"state": "loading", "load_s": 1.0, "reason": "reading"}) as server, server.client() as client:
+        health = client.get("/health")
+        assert (health.status_code, health.json()) == (503, {"status": "loading", "reason": "reading"})
+        refused = client.post("/v1/chat/completions", json=CHAT)
+        assert refused.status_code == 503 and refused.headers["retry-after"]
+        server.wait_until_ready()
+        assert client.get("/health").status_code == client.get("/ready").status_code == 200
+        assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server_with_one_line() -> None:
+    with fake_server({"state": "loading", "load_error": "no such model; give another"}) as server:
+        assert server.ended() == 2
+        assert server.log.count("\n") == 1
+        assert server.log.endswith("octavo: error: no such model; give another")
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_loading_ends_the_server_at_once(number: int, status: int) -> None:
+    with fake_server({"state": "loading", "load_s": 60}) as server:
+        assert server.url
+        begun = time.monotonic()
+        server.process.send_signal(number)
+        assert server.ended(5) == status
+        assert time.monotonic() - begun < 2
+        assert "Traceback" not in server.log
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_lets_running_requests_end_and_takes_no_new_ones(number: int) -> None:
+    with fake_server(SLOW) as server, server.client() as client:
+        server.wait_until_ready()
+        thread, lines = start_stream(server, 20)
+        server.process.send_signal(number)
+        server.wait_for("draining")
+        assert client.get("/ready").json()["status"] == "draining"
+        assert client.get("/ready").status_code == 503
+        assert client.get("/health").status_code == 200
+        refused = client.post("/v1/chat/completions", json=CHAT)
+        assert refused.status_code == 503 and refused.headers["retry-after"]
+        thread.join(30)
+        assert lines[-2:] == ["data: [DONE]", ""]
+        assert any('"finish_reason":"length"' in line for line in lines)
+        assert server.ended() == 0
+        assert "Traceback" not in server.log
+
+
+def test_requests_that_outlast_the_deadline_end_with_an_error_of_their_own() -> None:
+    with fake_server(SLOW, drain_timeout_s=0.3) as server:
+        server.wait_until_ready()
+        thread, lines = start_stream(server, 400)
+        server.process.terminate()
+        assert server.ended(20) == 0
+        thread.join(10)
+        errors = [json.loads(line[6:]) for line in lines if line.startswith('data: {"error"')]
+        assert [error["error"]["code"] for error in errors] == ["shutting_down"]
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_second_signal_ends_the_server_at_once(number: int, status: int) -> None:
+    with fake_server(SLOW, drain_timeout_s=60) as server:
+        server.wait_until_ready()
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            body = json.dumps({**CHAT, "stream": True}).encode()
+            connection.sendall(
+                b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+                b"content-length: %d\r\n\r\n%s" % (len(body), body)
+            )
+            assert connection.recv(100)
+            server.process.send_signal(number)
+            server.wait_for("draining")
+            server.process.send_signal(number)
+            assert server.ended(5) == status
+
+
+def test_an_idle_server_with_open_connections_ends_quickly() -> None:
+    with fake_server() as server, server.client() as client:
+        server.wait_until_ready()
+        assert client.get("/health").status_code == 200
+        begun = time.monotonic()
+        server.process.terminate()
+        assert server.ended(10) == 0
+        assert time.monotonic() - begun < 3
+
+
+def test_idle_connections_and_half_sent_headers_hurt_nobody() -> None:  # report R059
+    with fake_server() as server, server.client() as client:
+        server.wait_until_ready()
+        connections = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(300)]
+        try:
+            for connection in connections[::3]:
+                connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Le")
+            for connection in connections[1::3]:
+                connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            begun = time.monotonic()
+            assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
+            assert time.monotonic() - begun < 2
+        finally:
+            for connection in connections:
+                connection.close()
+        assert client.get("/health").status_code == 200
+        assert "Traceback" not in server.log
+
+
+def test_no_key_beyond_loopback_is_warned_of_and_a_key_or_loopback_is_not() -> None:
+    with fake_server(host="0.0.0.0") as open_to_all:
+        open_to_all.wait_until_ready()
+        assert open_to_all.log.count("warning") == 1 and "--api-key" in open_to_all.log
+    with fake_server(host="0.0.0.0", api_keys=["secret-key"]) as keyed:
+        keyed.wait_until_ready()
+        assert "warning" not in keyed.log and "secret-key" not in keyed.log
+    with fake_server() as local:
+        local.wait_until_ready()
+        assert "warning" not in local.log
+
+
+def test_logs_can_be_json_with_request_ids() -> None:
+    with fake_server(log_format="json") as server:
+        url = server.wait_for(r"listening on (\S+?),")[1]
+        httpx.get(f"{url}/v1/models", headers={"x-request-id": "mine"}, trust_env=False)
+        server.wait_for("/v1/models")
+        lines = [json.loads(line) for line in server.log.splitlines()]
+        access = [line for line in lines if line["logger"] == "octavo.access"]
+        assert [(line["request_id"], line["path"], line["status"]) for line in access] == [("mine", "/v1/models", 200)]
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A self-signed certificate of 127.0.0.1 and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
+    try:
+        subprocess.run([*command, *subject, "-keyout", key, "-out", cert], check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("openssl is not here to make a certificate")
+    return cert, key
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        yield other.getsockname()[1]
+
+
+def only_error(server: ServerProcess) -> str:
+    """The one line of a server that was refused before anything began."""
+    assert server.ended() == 2
+    assert server.log.startswith("octavo: error: ") and "\n" not in server.log
+    return server.log
+
+
+def test_a_port_that_is_taken_is_told_before_the_model_is_looked_for(taken_port: int) -> None:  # report R058
+    begun = time.monotonic()
+    with octavo_serve("--port", taken_port, "-m", "/no/such/model") as server:
+        assert f"port {taken_port} (address already in use)" in only_error(server)
+    assert time.monotonic() - begun < 5
+
+
+def test_a_second_server_on_a_port_ends_and_the_first_goes_on() -> None:
+    with fake_server() as first:
+        first.wait_until_ready()
+        with octavo_serve("--port", first.port, "-m", "/no/such/model") as second:
+            assert "address already in use" in only_error(second)
+        with first.client() as client:
+            assert client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--port", 99999), "99999"),
+        (("--host", "203.0.113.9"), "203.0.113.9"),
+        (("--host", "no.such.invalid"), "no.such.invalid"),
+        (("--api-key-file", "/no/such/file"), "/no/such/file"),
+        (("--tls-cert", "/no/cert", "--tls-key", "/no/key"), "/no/cert"),
+        (("--tls-cert", "/no/cert"), "--tls-key"),
+        (("--log-level", "loud"), "loud"),
+        (("--max-queue", -1), "-1"),
+        (("--parallel", 0), "--parallel"),
+        (("-m", "/no/such/model"), "/no/such/model"),
+        (("--root-path", "llm/"), "--root-path"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_is_one_line_and_status_2(arguments: tuple[object, ...], said: str) -> None:
+    with octavo_serve(*arguments) as server:
+        assert said in only_error(server)
+
+
+def test_an_empty_key_is_refused_not_ignored() -> None:
+    with octavo_serve("--api-key", "") as server:
+        assert "API key" in only_error(server)
+
+
+def test_a_key_with_a_password_is_refused_and_none_is_asked_for(certificate: tuple[Path, Path], tmp_path: Path) -> None:
+    cert, key = certificate
+    locked = tmp_path / "locked.pem"
+    command = ["openssl", "ec", "-aes256", "-passout", "pass:secret", "-in", key, "-out", locked]
+    subprocess.run(command, check=True, capture_output=True)
+    with octavo_serve("--tls-cert", cert, "--tls-key", locked) as server:
+        assert "password" in only_error(server)
+    with octavo_serve("--tls-cert", key, "--tls-key", cert) as server:
+        assert "certificate" in only_error(server)
+
+
+def test_a_model_is_served_over_tls_with_keys_from_the_environment(model: Path, certificate: tuple[Path, Path]) -> None:
+    cert, key = certificate
+    arguments = ("-m", model, "--tls-cert", cert, "--tls-key", key, "--served-model-name", "mine")
+    with octavo_serve(*arguments, OCTAVO_API_KEY="sk-1") as server:
+        trusted = ssl.create_default_context(cafile=str(cert))
+        with server.client(verify=trusted, headers={"authorization": "Bearer sk-1"}) as client:
+            server.wait_until_ready()
+            assert server.url.startswith("https://")
+            assert [each["id"] for each in client.get("/v1/models").json()["data"]] == ["mine"]
+            assert client.get("/v1/models", headers={"authorization": "Bearer sk-2"}).status_code == 401
+        assert "sk-1" not in server.log
+
+
+def test_the_command_serves_a_model_and_ends_with_its_engine(model: Path) -> None:
+    with octavo_serve("-m", model) as server, server.client() as client:
+        server.wait_until_ready()
+        answer = client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 5, "temperature": 0}).json()
+        assert answer["model"] == "tiny"
+        assert answer["usage"]["completion_tokens"] <= 5
+        time.sleep(0.3)  # counters come with steps, and at the latest this long after one
+        page = client.get("/metrics").text
+        assert f"octavo_generation_tokens_total {float(answer['usage']['completion_tokens'])}" in page
+        groups = client.get("/v1/cache/stats").json()["groups"]
+        assert groups and all(each["live"] == 0 for each in groups)
+        assert client.get("/v1/internal/routes").json()["routes"]
+        assert client.post("/v1/cache/reset").status_code == 200
+        children = _children(server.process.pid)
+        assert children
+        server.process.terminate()
+        assert server.ended(20) == 0
+        assert not any(Path(f"/proc/{child}").exists() for child in children)
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds the engine's process in /proc")
+def test_a_dead_engine_is_told_by_health_and_to_requests_while_the_server_lives(model: Path) -> None:
+    with octavo_serve("-m", model) as server, server.client() as client:
+        server.wait_until_ready()
+        for child in _children(server.process.pid):
+            subprocess.run(["kill", "-KILL", str(child)], check=True)
+        end = time.monotonic() + 10
+        while client.get("/health").status_code == 200 and time.monotonic() < end:
+            time.sleep(0.02)
+        health = client.get("/health")
+        assert health.status_code == 503
+        assert health.json()["status"] == "failed" and "SIGKILL" in health.json()["reason"]
+        refused = client.post("/v1/chat/completions", json=CHAT)
+        assert refused.status_code == 503 and "SIGKILL" in refused.json()["error"]["message"]
+        server.process.terminate()
+        assert server.ended(10) == 0
+
+
+def _children(pid: int) -> list[int]:
+    """Processes that `pid` started."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text()
+            except OSError:  # it has ended
+                continue
+            if int(stat.rpartition(")")[2].split()[1]) == pid:
+                found.append(int(entry.name))
+    return found
