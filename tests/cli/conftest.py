@@ -14,6 +14,7 @@ import pytest
 
 from octavo.cli.errors import exit_status_of
 from octavo.cli.main import invoke
+from octavo.engine import loaded_model
 from tests.tiny_models import save_gguf, save_hf
 
 
@@ -58,6 +59,16 @@ def octavo(capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.Monke
         return Done(status, out.decode(), err.decode())
 
     return run
+
+
+@pytest.fixture
+def loads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on, a command that goes as far as packing weights fails."""
+
+    def load_model(*arguments: object) -> None:
+        raise AssertionError("weights are loaded")
+
+    monkeypatch.setattr(loaded_model, "load_model", load_model)
 
 
 def command(*arguments: object) -> list[str]:

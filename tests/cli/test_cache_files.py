@@ -65,13 +65,13 @@ def test_with_a_chat_template_the_tokens_of_the_template_count(octavo, answer, m
     assert "at position 0 and the prompt has 1; the prompt must begin with all" in done.error
 
 
-def test_a_prompt_that_differs_is_refused_with_the_position(octavo, model, saved):
+def test_a_prompt_that_differs_is_refused_with_the_position(octavo, model, saved, loads_nothing):
     done = octavo("generate", "-m", model, *RAW, "-p", "The harbour was loud", "--load-cache", saved)
     assert done.status == 2
     assert "the K/V snapshot has token " in done.error and " at position " in done.error
 
 
-def test_the_same_prompt_again_is_refused_as_it_does_not_go_on(octavo, model, saved):
+def test_the_same_prompt_again_is_refused_as_it_does_not_go_on(octavo, model, saved, loads_nothing):
     done = octavo("generate", "-m", model, *RAW, "-p", BEGIN, "--load-cache", saved)
     assert done.status == 2
     assert "the prompt must go on where the snapshot ends" in done.error
@@ -96,7 +96,7 @@ def test_a_file_that_is_no_intact_cache_is_refused_by_name_before_the_model_is_l
     assert str(saved) in done.error
 
 
-def test_the_cache_of_another_model_is_refused(octavo, saved, tmp_path):
+def test_the_cache_of_another_model_is_refused_before_it_is_loaded(octavo, saved, tmp_path, loads_nothing):
     save_hf(tmp_path / "llama", "llama", seed=7, num_hidden_layers=2, max_position_embeddings=1024)
     done = octavo("generate", "-m", tmp_path / "llama", *RAW, "-p", WHOLE, "--load-cache", saved)
     assert done.status == 2
@@ -110,7 +110,7 @@ def test_the_cache_of_another_model_is_refused(octavo, saved, tmp_path):
         (("--dtype", "float32", "--kv-dtype", "f16"), "choose the same dtype and weights"),
     ],
 )
-def test_other_settings_are_refused_with_what_to_choose(octavo, model, saved, settings, message):
+def test_other_settings_are_refused_with_what_to_choose(octavo, model, saved, settings, message, loads_nothing):
     done = octavo("generate", "-m", model, *RAW, "-p", WHOLE, "--load-cache", saved, *settings)
     assert done.status == 2
     assert message in done.error

@@ -208,7 +208,7 @@ def test_control_tokens_in_a_message_are_text(chat, expected):
     assert chat(message + "\n").out == lines(expected.answers(message))
 
 
-def test_a_model_without_a_template_is_refused(octavo, model, tmp_path):
+def test_a_model_without_a_template_is_refused_before_it_is_loaded(octavo, model, tmp_path, loads_nothing):
     path = tmp_path / "llama"
     shutil.copytree(model, path)
     settings = json.loads((path / "tokenizer_config.json").read_text())
@@ -216,7 +216,7 @@ def test_a_model_without_a_template_is_refused(octavo, model, tmp_path):
     (path / "tokenizer_config.json").write_text(json.dumps(settings))
     done = octavo("chat", "-m", path, stdin=b"Hello\n")
     assert done.status == 2
-    assert "no chat template" in done.error
+    assert "llama has no chat template" in done.error
 
 
 @pytest.mark.parametrize("after", [0, 3])

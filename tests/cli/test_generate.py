@@ -121,7 +121,7 @@ def test_a_chat_template_is_used_where_there_is_one_unless_raw(answer, model):
     assert answer("-p", "Hello", "-n", "1", OCTAVO_CHAT="0")["prompt_token_ids"] == tokenizer.encode("Hello")
 
 
-def test_without_a_template_the_prompt_is_raw_and_chat_is_refused(octavo, answer, model, tmp_path):
+def test_without_a_template_the_prompt_is_raw(answer, model, tmp_path):
     path = tmp_path / "llama"
     shutil.copytree(model, path)
     settings = json.loads((path / "tokenizer_config.json").read_text())
@@ -130,6 +130,14 @@ def test_without_a_template_the_prompt_is_raw_and_chat_is_refused(octavo, answer
     assert answer("-p", "Hello", "-n", "1", path=path)["prompt_token_ids"] == Tokenizer.from_directory(path).encode(
         "Hello"
     )
+
+
+def test_chat_without_a_template_is_refused_before_the_model_is_loaded(octavo, model, tmp_path, loads_nothing):
+    path = tmp_path / "llama"
+    shutil.copytree(model, path)
+    settings = json.loads((path / "tokenizer_config.json").read_text())
+    del settings["chat_template"]
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
     done = octavo("generate", "-m", path, "-p", "Hello", "--chat")
     assert done.status == 2
     assert "no chat template" in done.error and "--raw" in done.error

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from octavo.cache.refusals import InvalidArgument
 from octavo.config import EngineConfig
+from octavo.engine.loaded_model import plan_model
 from octavo.errors import InvalidRequest
+from octavo.models.llama import LlamaForCausalLM
 from octavo.sampling_params import SamplingParams
 from tests.engine.tiny_engines import Driver, open_model, prompt_of
 from tests.tiny_models import save_hf, save_tokenizer
@@ -101,12 +105,40 @@ def test_more_to_keep_than_the_context_leaves_room_for_is_refused(loaded):
         shifting(loaded, keep=48)
 
 
-def test_keys_that_cannot_be_rotated_are_refused_at_start_up(tmp_path):
-    from octavo.engine.core import EngineCore
-    from octavo.engine.loaded_model import load_model, plan_model
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("llama")
+    save_hf(path, "llama")
+    return path
 
-    save_hf(tmp_path, "llama")
-    save_tokenizer(tmp_path)
-    config = EngineConfig(context_limit_policy="shift", kv_dtype="q8_0", threads=1)
-    with pytest.raises(InvalidRequest, match="q8_0 for k cannot be shifted"):
-        EngineCore(load_model(plan_model(tmp_path, config), config), config)
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kv_dtype": "q8_0"}, "q8_0 for k cannot be shifted"),
+        ({"kv_dtype": "k=turbo4,v=f16"}, "turbo4 for k cannot be shifted"),
+        ({"max_context": 64, "keep": 48}, r"keep is 48 and the context 64.*at most 32"),
+        ({"keep": 512}, r"keep is 512 and the context 512.*at most 480"),
+        ({"num_kv_blocks": 4, "keep": 48}, r"keep is 48 and the context 64.*at most 32"),
+    ],
+)
+def test_a_shift_that_cannot_be_is_refused_before_weights_are_loaded(path, settings, message):
+    plan_model(path, EngineConfig(context_limit_policy="shift", threads=1, kv_dtype="k=f16,v=q8_0"))
+    with pytest.raises(InvalidRequest, match=message):
+        plan_model(path, EngineConfig(context_limit_policy="shift", threads=1, **settings))
+
+
+@pytest.mark.parametrize("kind", ["chunked", "latent", "recurrent"])
+def test_a_layer_that_cannot_be_shifted_is_named_before_weights_are_loaded(path, monkeypatch, kind):
+    full = LlamaForCausalLM.kv_layout(plan_model(path, EngineConfig(threads=1)).config)
+    window = 16 if kind == "chunked" else None
+    other = replace(full[1], kind=kind, window=window, num_kv_heads=1)
+    monkeypatch.setattr(LlamaForCausalLM, "kv_layout", staticmethod(lambda config: [full[0], other, *full[2:]]))
+    with pytest.raises(InvalidRequest, match=f"layer 1 of model type llama is {kind}, .* context limit policy stop"):
+        plan_model(path, EngineConfig(context_limit_policy="shift", threads=1))
+
+
+def test_a_family_without_paged_storage_cannot_shift(path, monkeypatch):
+    monkeypatch.setattr(LlamaForCausalLM, "supports_paged", False)
+    with pytest.raises(InvalidRequest, match=r"model type llama has no paged storage, .* context limit policy stop"):
+        plan_model(path, EngineConfig(context_limit_policy="shift", threads=1))

@@ -17,7 +17,9 @@ from octavo.errors import InvalidRequest, OctavoError
 from octavo.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from octavo.engine.loaded_model import ModelPlan
     from octavo.llm import LLM
+    from octavo.tokenizer import Tokenizer
 
 HELP = """\
 /reset    forget the conversation (the system message stays)
@@ -60,14 +62,17 @@ def chat(
     config = engine.config(1, force=force)
     if sys.stdin is None:
         raise InvalidRequest("standard input is closed; a conversation reads its messages from it")
-    llm = flags.load(model, config)
-    if llm.tokenizer.chat_template is None:
-        raise InvalidRequest("this model has no chat template; use octavo generate --raw")
+    llm = flags.load(model, config, _check_template)
     if is_interactive():
         _note("type a message; /help lists the commands")
     status = converse(Conversation(llm, params, system))
     if status and not is_interactive():
         raise typer.Exit(status)
+
+
+def _check_template(plan: ModelPlan, tokenizer: Tokenizer) -> None:
+    if tokenizer.chat_template is None:
+        raise InvalidRequest(f"{plan.checkpoint.path.name} has no chat template; use octavo generate --raw")
 
 
 def converse(conversation: Conversation) -> int:

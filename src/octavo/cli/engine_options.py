@@ -16,6 +16,7 @@ from octavo.config import EngineConfig, byte_size
 if TYPE_CHECKING:
     from octavo.engine.loaded_model import LoadedModel, ModelPlan, Progress
     from octavo.llm import LLM
+    from octavo.tokenizer import Tokenizer
 
 Model = Annotated[
     str | None,
@@ -110,22 +111,35 @@ def with_engine_flags(*without: str) -> Callable[[Callable[..., None]], Callable
     return expanded
 
 
-def load(model: str | None, config: EngineConfig) -> LLM:
-    """Find or fetch the model, load it, and say on stderr what was chosen."""
+def nothing_to_check(plan: ModelPlan, tokenizer: Tokenizer) -> None:
+    """Of a command that takes any model."""
+
+
+def load(
+    model: str | None, config: EngineConfig, check: Callable[[ModelPlan, Tokenizer], None] = nothing_to_check
+) -> LLM:
+    """Find or fetch the model, load it, and say on stderr what was chosen.
+
+    `check` raises what is to be refused before weights are loaded.
+    """
     from octavo.engine.core import EngineCore
     from octavo.llm import LLM
 
-    return LLM.over(EngineCore(load_weights(model, config), config))
+    return LLM.over(EngineCore(load_weights(model, config, check), config))
 
 
-def load_weights(model: str | None, config: EngineConfig) -> LoadedModel:
+def load_weights(
+    model: str | None, config: EngineConfig, check: Callable[[ModelPlan, Tokenizer], None] = nothing_to_check
+) -> LoadedModel:
     from octavo.engine.loaded_model import load_model, plan_model
     from octavo.store import TerminalProgress, resolve_model
 
     path = resolve_model(model, progress=TerminalProgress())
     plan = plan_model(path, config)
+    tokenizer = plan.checkpoint.tokenizer(force=config.force)
+    check(plan, tokenizer)
     with loading_bar(plan) as progress:
-        loaded = load_model(plan, config, progress)
+        loaded = load_model(plan, config, progress, tokenizer)
     print(f"octavo: {describe(plan, loaded.weight_routes)}", file=sys.stderr)
     return loaded
 

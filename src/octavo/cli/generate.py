@@ -16,9 +16,11 @@ from octavo.errors import InvalidRequest
 from octavo.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from octavo.engine.loaded_model import ModelPlan
     from octavo.llm import LLM
     from octavo.outputs import RequestOutput
     from octavo.storage.snapshot import KVSnapshot
+    from octavo.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 512
 
@@ -76,13 +78,18 @@ def generate(
     if save_cache is not None:
         check_writable(save_cache)
     snapshot = None if load_cache is None else KVSnapshot.load(load_cache)
-    llm = flags.load(model, config)
-    if chat is None:
-        chat = llm.tokenizer.chat_template is not None and not parse_special
-    if chat:
-        prompt_ids = tuple(llm.tokenizer.encode_chat([{"role": "user", "content": text}]))
-    else:
-        prompt_ids = llm.encode(text, parse_special=parse_special)
+    prompt_ids: tuple[int, ...] = ()
+
+    def prepare(plan: ModelPlan, tokenizer: Tokenizer) -> None:
+        nonlocal prompt_ids
+        through_template = tokenizer.chat_template is not None and not parse_special if chat is None else chat
+        prompt_ids = _encode(tokenizer, text, through_template, parse_special)
+        if snapshot is not None:
+            from octavo.engine.hand_off import check_start
+
+            check_start(plan, snapshot, prompt_ids)
+
+    llm = flags.load(model, config, prepare)
     saved: list[KVSnapshot] = []
     on_snapshot = None if save_cache is None else saved.append
     output = stream_to_stdout(llm, prompt_ids, params, silent=as_json, snapshot=snapshot, on_snapshot=on_snapshot)
@@ -90,6 +97,12 @@ def generate(
         print(json.dumps(as_object(llm, output), ensure_ascii=False))
     if save_cache is not None:
         saved[0].save(save_cache)
+
+
+def _encode(tokenizer: Tokenizer, text: str, chat: bool, parse_special: bool) -> tuple[int, ...]:
+    if chat:
+        return tuple(tokenizer.encode_chat([{"role": "user", "content": text}]))
+    return tuple(tokenizer.encode(text, parse_special=parse_special))
 
 
 def stream_to_stdout(

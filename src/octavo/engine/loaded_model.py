@@ -130,8 +130,16 @@ def _ledger(
     return plan_memory(model, layout, config, serving=serving, resident=resident, available=available)
 
 
-def load_model(plan: ModelPlan, config: EngineConfig, progress: Progress = lambda done, total: None) -> LoadedModel:
-    """Read and pack the weights. Sets the process's thread counts, the kernels' own and torch's."""
+def load_model(
+    plan: ModelPlan,
+    config: EngineConfig,
+    progress: Progress = lambda done, total: None,
+    tokenizer: Tokenizer | None = None,
+) -> LoadedModel:
+    """Read and pack the weights. Sets the process's thread counts, the kernels' own and torch's.
+
+    `tokenizer` is the checkpoint's own, if it was read already.
+    """
     started = time.perf_counter()
     torch.set_num_threads(plan.threads)
     library.set_threads(plan.threads)
@@ -142,7 +150,7 @@ def load_model(plan: ModelPlan, config: EngineConfig, progress: Progress = lambd
         done += count
         progress(done, plan.checkpoint.num_bytes)
 
-    tokenizer = plan.checkpoint.tokenizer(force=config.force)
+    tokenizer = tokenizer or plan.checkpoint.tokenizer(force=config.force)
     with torch.inference_mode():
         weights = WeightSource(plan.checkpoint, plan.routes, plan.dtype, plan.device, on_bytes)
         model = model_class(plan.config.model_type)(plan.config, weights)
