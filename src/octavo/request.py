@@ -36,6 +36,7 @@ class RequestState:
     A request catches up on `num_computed_tokens` until it equals `num_tokens`; when it does, the step samples one
     more token. `max_total_tokens` is the most it holds at once; beyond that it forgets all but its first `keep`, or it
     ends. The K/V of the first `num_imported_tokens` comes with it: they count as computed when it gets a slot.
+    `num_cached_tokens` were there when it first got one, imported or in the prefix cache; None before.
     """
 
     request: Request
@@ -44,6 +45,7 @@ class RequestState:
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_imported_tokens: int = 0
+    num_cached_tokens: int | None = None
     slot: int | None = None
     finish_reason: FinishReason | None = None
 

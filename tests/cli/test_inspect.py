@@ -16,7 +16,9 @@ KEYS = [
     *("max_context", "parallel", "fits_context", "fits_parallel", "memory"),
 ]
 IN_SENTENCES = ("context_limit", "fits_context", "fits_parallel", "memory")
-GROUP_KEYS = ["kind", "layers", "window", "bytes_per_token", "num_blocks", "block_bytes", "ring_bytes"]
+GROUP_KEYS = [
+    *("kind", "layers", "window", "bytes_per_token", "num_blocks", "block_bytes", "ring_bytes", "snapshot_bytes"),
+]
 
 
 @pytest.fixture(autouse=True)

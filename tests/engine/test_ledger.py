@@ -90,6 +90,9 @@ def test_windows_get_what_all_sequences_can_ever_hold_before_the_rest_is_shared_
     assert (paged.groups[1].block_bytes, paged.groups[1].ring_bytes) == (15 * 2 * BLOCK, 0)
     dense = ledger(model, 1 << 40, layout, StorageKind.DENSE, **settings)
     assert dense.groups[1].ring_bytes == 3 * 16 * 2 * BYTES_PER_TOKEN
+    assert dense.groups[1].snapshot_bytes == 16 * 2 * BYTES_PER_TOKEN  # of a quarter as many sequences, one at least
+    uncached = ledger(model, 1 << 40, layout, StorageKind.DENSE, prefix_cache=False, **settings)
+    assert (paged.snapshot_bytes, uncached.snapshot_bytes) == (0, 0)
     assert dense.groups[0] == paged.groups[0]
 
 
@@ -155,7 +158,8 @@ def test_the_cache_takes_what_the_ledger_says(load, case, storage):
     loaded = share_weights(load(case), config, StorageDecision(storage, "test"))
     core = EngineCore(loaded, config)
     rows = [rows for layer in core.runner.cache._layers.values() for rows in (layer.blocks, layer.ring) if rows]
-    assert core.ledger.kv_bytes == sum(
+    assert core.pool.prefix.snapshot_limit_bytes == core.ledger.snapshot_bytes
+    assert core.ledger.kv_bytes - core.ledger.snapshot_bytes == sum(
         plane.nbytes for each in rows for store in (each.k, each.v) for plane in store.planes().values()
     )
 

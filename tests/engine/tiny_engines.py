@@ -121,6 +121,6 @@ def alone(
     choice: int = 0,
 ) -> Outcome:
     """The same request with an engine to itself, prefilled whole."""
-    driver = Driver(loaded, storage, max_num_seqs=1)
+    driver = Driver(loaded, storage, max_num_seqs=1, prefix_cache=False)
     driver.add("alone", prompt, params, seed, choice)
     return driver.run()["alone"]

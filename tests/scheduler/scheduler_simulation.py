@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from octavo.cache.cache_pool import CachePool
 from octavo.cache.spec import CacheGroup, LayerSpec
 from octavo.request import Request, RequestState
@@ -39,24 +41,45 @@ def hash_token(request_id: str, position: int) -> int:
     return (int(request_id.removeprefix("r")) * 1_000 + position) * 2 + 1
 
 
+@dataclass(frozen=True)
+class RingCopy:
+    """A slot's ring at one position."""
+
+    rows: dict[int, int]
+    num_bytes: int = 1
+
+
 class StorageSimulation:
-    """Keeps, per group and physical row, a digest of the tokens it was computed from.
+    """Keeps, per group and physical row, a digest of the tokens it was computed from; per slot a ring of such.
 
     Learns tables from `FreshBlocks` alone, as a planner must.
     """
 
     def __init__(self) -> None:
         self.rows: dict[tuple[int, int, int], int] = {}
+        self.rings: dict[int, dict[int, int]] = {}
         self.tables: dict[tuple[int, int], dict[int, int]] = {}
         self.generations: dict[int, int] = {}
 
     def run(self, step: ScheduledStep) -> list[int | None]:
         """Write every row's tokens, check that all it must see is in place, and answer with a token where asked."""
+        for copy in step.batch.copies:
+            for offset in range(BLOCK_SIZE):
+                source = self.rows.get((copy.group, copy.source, offset))
+                if source is not None:
+                    self.rows[copy.group, copy.target, offset] = source
+        for i, snapshot in step.restores:
+            assert isinstance(snapshot, RingCopy)
+            self.rings[step.batch.rows[i].slot] = dict(snapshot.rows)
         for row, state in zip(step.batch.rows, step.states, strict=True):
             self._write(row, state)
         for row, state in zip(step.batch.rows, step.states, strict=True):
             self._check_visible(row, state)
         return [row.stop if row.sample else None for row in step.batch.rows]
+
+    def captured(self, step: ScheduledStep) -> list[RingCopy]:
+        """What `complete` is given beside the tokens of a step that ran."""
+        return [RingCopy(dict(self.rings[step.batch.rows[i].slot])) for i in step.captures]
 
     def _write(self, row: StepRow, state: RequestState) -> None:
         if self.generations.get(row.slot) != row.generation:
@@ -67,6 +90,12 @@ class StorageSimulation:
             self.tables[row.slot, fresh.group].update(enumerate(fresh.block_ids, fresh.first))
         for group, position in self._positions(row, row.start, row.stop):
             self.rows[self._where(row, group, position)] = hash(state.tokens(0, position + 1))
+        if row.storage is StorageKind.DENSE:
+            ring = self.rings.setdefault(row.slot, {})
+            for position in range(max(0, row.start - WINDOW + 1), row.start):
+                assert ring.get(position % WINDOW) == hash(state.tokens(0, position + 1)), "a ring has other tokens"
+            for position in range(row.start, row.stop):
+                ring[position % WINDOW] = hash(state.tokens(0, position + 1))
 
     def _check_visible(self, row: StepRow, state: RequestState) -> None:
         for group, position in self._positions(row, 0, row.stop):

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
+from typing import ClassVar
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from scheduler_simulation import StorageSimulation, make_common_state, make_pool, make_state
 
 from octavo.cache.cache_pool import CachePool
@@ -21,6 +30,8 @@ NUM_BLOCKS = (12, 9)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
+    happened: ClassVar[Counter[object]] = Counter()
+
     def __init__(self) -> None:
         super().__init__()
         self.begin(32, 16)
@@ -61,6 +72,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.add(state, storage)
         self.live[state.request.request_id] = state
 
+    @rule(
+        num_prompt=st.one_of(st.integers(20, 140), st.integers(66, 72)),
+        more=st.integers(0, 30),
+        storage=st.sampled_from(StorageKind),
+        ends=st.booleans(),
+    )
+    def go_on_from_a_prompt(self, num_prompt: int, more: int, storage: StorageKind, ends: bool) -> None:
+        """The same prompt twice, the second time longer by `more`, when the first has ended or has just begun."""
+        self.add(num_prompt, 8, storage, 0)
+        first = list(self.live.values())[-1]
+        for _ in range(200):
+            if self.live and not (first.output_token_ids and not ends) and first.finish_reason is None:
+                self.step()
+        self.add(num_prompt + (more if ends else 0), 8, storage, 0)
+        for _ in range(4):
+            self.step()
+
     @precondition(lambda self: self.live)
     @rule()
     def step(self) -> None:
@@ -74,9 +102,11 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.step()
 
     @precondition(lambda self: self.live)
-    @rule()
-    def step_fails_and_is_tried_again(self) -> None:
+    @rule(late=st.booleans())
+    def step_fails_and_is_tried_again(self, late: bool) -> None:
         failed = self.checked_schedule()
+        if late:
+            self.storage.run(failed)  # it failed when all was written
         placed = self.placement(failed)
         self.scheduler.cancel(failed)
         again = self.checked_schedule()
@@ -135,7 +165,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         return step
 
     def complete(self, step: ScheduledStep) -> None:
-        self.scheduler.complete(step, self.storage.run(step))
+        self.scheduler.complete(step, self.storage.run(step), self.storage.captured(step))
+        for row, state in zip(step.batch.rows, step.states, strict=True):
+            if row.start and row.start == state.num_cached_tokens and not state.output_token_ids[1:]:
+                self.happened["hit", row.storage] += 1
+        self.happened["restored ring"] += len(step.restores)
+        self.happened["copied for a dense run"] += len(step.batch.copies)
         for state in step.states:
             request_id = state.request.request_id
             if request_id in self.live and state.num_tokens == state.max_total_tokens:
@@ -180,8 +215,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.scheduler.schedule() is None
 
 
-TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(derandomize=True, deadline=None, max_examples=40, stateful_step_count=20)
+def test_no_interleaving_shows_a_request_another_row_or_keeps_it_waiting() -> None:
+    SchedulerMachine.happened.clear()
+    run_state_machine_as_test(
+        SchedulerMachine, settings=settings(derandomize=True, deadline=None, max_examples=80, stateful_step_count=20)
+    )
+    happened = SchedulerMachine.happened
+    for event in (("hit", StorageKind.DENSE), ("hit", StorageKind.PAGED), "restored ring", "copied for a dense run"):
+        assert happened[event] >= 10, happened
 
 
 @pytest.mark.nightly

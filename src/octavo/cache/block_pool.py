@@ -120,6 +120,18 @@ class BlockPool:
         self._refcounts[start : start + n] = [1] * n
         return tuple(range(start, start + n))
 
+    def allocate_at(self, start: int, n: int) -> tuple[int, ...]:
+        """Take the blocks `start … start + n - 1`, each with one reference. Raises `InvalidArgument` if one is not free
+        or out of range.
+        """
+        _count("blocks to allocate", n)
+        _count("the first block to allocate", start)
+        if start + n > self.num_blocks or any(self._refcounts[start : start + n]):
+            raise InvalidArgument(f"blocks {start} to {start + n - 1} of {self.num_blocks} are not all free")
+        self._free.remove_run(start, n)
+        self._refcounts[start : start + n] = [1] * n
+        return tuple(range(start, start + n))
+
     def retain(self, block_ids: Sequence[int]) -> None:
         """Add one reference per mention. Raises `InvalidArgument` if one of them is free or out of range."""
         self._check_ids(block_ids)

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from octavo.cache.admission_pool import AdmissionPool
 from octavo.cache.parked import ParkedSequence
 from octavo.cache.prefix_types import PrefixHit, PrefixOptions, Snapshot, encode_tokens
 from octavo.cache.refusals import BlocksExhausted, InvalidArgument, StaleHandle
+from octavo.cache.run_pool import RunPool
 from octavo.cache.sequence import GroupTable, PendingCopy, SequenceHandle, SequenceState
 from octavo.cache.spec import CacheGroup
-from octavo.step_batch import BlockCopy, StorageKind
+from octavo.step_batch import StorageKind
 
 
-class CachePool(AdmissionPool):
-    """An `AdmissionPool` whose sequences share what they have in common.
+class CachePool(RunPool):
+    """A `RunPool` whose sequences share what they have in common.
 
     A borrowed block is never written: `append` replaces it first and names the copy to make. Whatever the prefix
     cache alone holds counts as available, for it is evicted on demand. Used by one thread.
@@ -63,8 +63,9 @@ class CachePool(AdmissionPool):
     ) -> SequenceHandle:
         """Give `seq_id` a slot, and a dense sequence its runs. `keep` tokens at the front will outlive front trims.
 
-        With `prefix`, what the prefix cache had for it, the sequence begins with `prefix.num_tokens` written: paged
-        in the cached blocks themselves, dense in copies of them. It may then also `donate`. Raises
+        With `prefix`, what the prefix cache had for it, the sequence begins with `prefix.num_tokens` written: in the
+        cached blocks themselves, or where these make no beginning of a dense run, in copies of them. What it keeps in
+        rings is the caller's to restore from `prefix.snapshot`. It may then also `donate`. Raises
         `DuplicateSequence`, `SlotsExhausted`, `BlocksExhausted` (dense) or `InvalidArgument`, also for a prefix of
         which something was evicted since.
         """
@@ -79,7 +80,8 @@ class CachePool(AdmissionPool):
         if storage is StorageKind.PAGED:
             self._retain(tables)
         else:
-            tables, copies = self._dense_tables(max_tokens, keep, tables, prefix.num_tokens if prefix else 0)
+            begins = [table.ids(0, len(table.block_ids)) for table in tables]
+            tables, copies = self._dense_tables(max_tokens, keep, begins, prefix.num_tokens if prefix else 0, True)
         state = self._open(seq_id, storage, max_tokens, keep, tables)
         state.copies = copies
         if prefix is not None:
@@ -327,25 +329,6 @@ class CachePool(AdmissionPool):
         for table, pool in zip(tables, self.pools, strict=True):
             pool.retain(table.ids(0, len(table.block_ids)))
 
-    def _dense_tables(
-        self, max_tokens: int, keep: int, sources: tuple[GroupTable, ...], written: int
-    ) -> tuple[tuple[GroupTable, ...], list[PendingCopy]]:
-        """Runs for `max_tokens`, and the copies that fill them from the blocks of `sources`, which are now held."""
-        self._retain(sources)
-        try:
-            runs = self._supply.take_runs(self.blocks_needed(max_tokens, StorageKind.DENSE))
-        except BlocksExhausted:
-            self._release_tables(sources)
-            raise
-        tables, copies = self._empty_tables(keep), []
-        for g, (table, source, run) in enumerate(zip(tables, sources, runs, strict=True)):
-            table.block_ids.extend(run)
-            num_blocks = -(-written // self.block_size)
-            self.pools[g].release(source.ids(num_blocks, len(source.block_ids)))
-            for index, block_id in enumerate(source.ids(0, num_blocks)):
-                copies.append(PendingCopy(BlockCopy(g, block_id, run[index]), index, written))
-        return tables, copies
-
     def _park(self, parked: ParkedSequence) -> ParkedSequence:
         self._parked[parked.key] = parked
         self._num_parked += 1
@@ -360,7 +343,8 @@ class CachePool(AdmissionPool):
         if parked.storage is StorageKind.PAGED:
             self._retain(tables)
         else:
-            tables, copies = self._dense_tables(max_tokens, parked.keep, tables, parked.written)
+            begins = [table.ids(0, -(-parked.written // self.block_size)) for table in tables]
+            tables, copies = self._dense_tables(max_tokens, parked.keep, begins, parked.written, False)
         handle = self._begin_from(parked, seq_id, max_tokens, tables)
         self.sequence(handle).copies = copies
         return handle

@@ -33,7 +33,7 @@ class Eviction:
         bytes_per_block: Sequence[int],
         counters: PrefixCounters,
     ) -> None:
-        self.num_bytes = 0
+        self.num_bytes = self.num_snapshot_bytes = 0
         self._pools = tuple(pools)
         self._tree = tree
         self._sizes = tuple(bytes_per_block)
@@ -88,9 +88,10 @@ class Eviction:
 
     def keep_snapshot(self, node: PrefixNode, at: int, snapshot: Snapshot) -> None:
         """Put a snapshot at absolute block `at`, in place of one that is there."""
-        old = node.snapshots.get(at)
+        self._drop_snapshot(node, at)
         node.snapshots[at] = snapshot
-        self.num_bytes += snapshot.num_bytes - (old.num_bytes if old is not None else 0)
+        self.num_bytes += snapshot.num_bytes
+        self.num_snapshot_bytes += snapshot.num_bytes
 
     def requeue(self, *nodes: PrefixNode) -> None:
         """Have nodes looked at again, because they changed."""
@@ -109,6 +110,20 @@ class Eviction:
         while self.num_bytes > num_bytes and self._evict_leaf(lambda: self.num_bytes <= num_bytes):
             pass
 
+    def shrink_snapshots_to(self, num_bytes: int) -> None:
+        """Give up snapshots until at most `num_bytes` of them are held. Reads the whole tree if there are more.
+
+        The first one of a path goes before later ones: who goes on where that ended needs these.
+        """
+        if self.num_snapshot_bytes <= num_bytes:
+            return
+        held = [(node.last_use, at, node) for node in self._tree.nodes() for at in node.snapshots]
+        for _, at, node in sorted(held, key=lambda entry: entry[:2]):
+            if self.num_snapshot_bytes <= num_bytes:
+                return
+            self._drop_snapshot(node, at)
+            self._strip(node)
+
     def free_blocks(self, group: int, num_free: int) -> None:
         """Free blocks of `group` until `num_free` are. The pool must have as many free and cached ones."""
         pool = self._pools[group]
@@ -125,15 +140,18 @@ class Eviction:
                 done = self._evict_leaf(enough) or self._cut_above_leaves(group)
             assert done, "a cached block cannot be found"
 
-    def forget(self, group: int, block_id: int) -> None:
-        """Give up one block, in use or not; in a full group, all that follows too."""
-        node = next(node for node in self._tree.nodes() if block_id in node.blocks[group])
-        index = node.blocks[group].index(block_id)
-        if group in self._windows:
-            self._drop(node, group, index)
-            self._strip(node)
-        else:
-            self._cut(node, index)
+    def forget(self, group: int, block_ids: frozenset[int]) -> None:
+        """Give up these blocks, in use or not; in a full group, all that follows them too."""
+        for node in list(self._tree.nodes()):
+            indices = [index for index, block_id in enumerate(node.blocks[group]) if block_id in block_ids]
+            if not indices or not node.alive:  # or it went with an ancestor
+                continue
+            if group in self._windows:
+                for index in indices:
+                    self._drop(node, group, index)
+                self._strip(node)
+            else:
+                self._cut(node, indices[0])
 
     def clear(self) -> None:
         """Give up everything."""
@@ -143,15 +161,16 @@ class Eviction:
     def check_integrity(self) -> None:
         """Assert that bytes, pools and queues agree with the tree. Reads everything."""
         watched = set(map(id, self._watched.values()))
-        num_bytes = 0
+        num_bytes = snapshot_bytes = 0
         for node in self._tree.nodes():
             num_bytes += sum(self.sizes_of(node.blocks, self._tree.stop(node) - node.start))
-            num_bytes += sum(snapshot.num_bytes for snapshot in node.snapshots.values())
+            snapshot_bytes += sum(snapshot.num_bytes for snapshot in node.snapshots.values())
             assert node.children or node in self._leaves or id(node) in watched, "a leaf is not in line"
             for g, queue in self._windows.items():
                 idle = any(i is not None and self._pools[g].is_idle(i) for i in node.blocks[g])
                 assert not idle or node in queue or id(node) in watched, "a window's block is not in line"
-        assert num_bytes == self.num_bytes, "the bytes held are miscounted"
+        assert num_bytes + snapshot_bytes == self.num_bytes, "the bytes held are miscounted"
+        assert snapshot_bytes == self.num_snapshot_bytes, "the bytes of snapshots are miscounted"
         for g, pool in enumerate(self._pools):
             held = [i for node in self._tree.nodes() for i in node.blocks[g] if i is not None]
             assert len(held) == len(set(held)), "a block is held twice"
@@ -254,11 +273,15 @@ class Eviction:
         self.num_bytes -= self._sizes[group]
         self._counters.evictions += 1
 
-    def _drop_tail(self, node: PrefixNode) -> None:
-        index = len(node.blocks[0]) - 1
-        snapshot = node.snapshots.pop(node.start + index + 1, None)
+    def _drop_snapshot(self, node: PrefixNode, at: int) -> None:
+        snapshot = node.snapshots.pop(at, None)
         if snapshot is not None:
             self.num_bytes -= snapshot.num_bytes
+            self.num_snapshot_bytes -= snapshot.num_bytes
+
+    def _drop_tail(self, node: PrefixNode) -> None:
+        index = len(node.blocks[0]) - 1
+        self._drop_snapshot(node, node.start + index + 1)
         for g, ids in enumerate(node.blocks):
             if ids[index] is not None:
                 self._drop(node, g, index)

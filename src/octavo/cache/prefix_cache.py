@@ -5,7 +5,7 @@ Owns the references that the cache holds in the block pools; no sequence, no slo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -48,8 +48,10 @@ class PrefixCache:
         if len(sizes) != len(groups):
             raise InvalidArgument(f"{len(groups)} groups are given {len(sizes)} block sizes; give one each")
         _check_limit(options.limit_bytes)
+        _check_limit(options.snapshot_limit_bytes)
         self.counters = PrefixCounters()
         self.limit_bytes = options.limit_bytes
+        self.snapshot_limit_bytes = options.snapshot_limit_bytes
         self._groups = tuple(groups)
         self._block_size = block_size
         self._tree = PrefixTree(block_size, len(groups), options.digest)
@@ -60,6 +62,11 @@ class PrefixCache:
     def num_bytes(self) -> int:
         """Bytes of all blocks and snapshots that are held."""
         return self._eviction.num_bytes
+
+    @property
+    def num_snapshot_bytes(self) -> int:
+        """Bytes of the snapshots among them."""
+        return self._eviction.num_snapshot_bytes
 
     def set_limit(self, limit_bytes: int | None) -> None:
         """Change the limit. What exceeds it goes at once, or where a sequence still uses it, when that has ended."""
@@ -121,6 +128,10 @@ class PrefixCache:
         self.counters.hit_tokens += hit.num_tokens
         self._touch(self._path(hit.domain, hit.tokens, hit.num_tokens // self._block_size)[-1][0])
 
+    def last_uses(self, group: int) -> dict[int, int]:
+        """When each block of the group that is here was last used: at least 1, and more is later. Reads the tree."""
+        return {i: 1 + node.last_use for node in self._tree.nodes() for i in node.blocks[group] if i is not None}
+
     # -- taking in ----------------------------------------------------------------------------------------------
 
     def resume(self, cursor: PrefixCursor | None) -> PrefixCursor | None:
@@ -164,10 +175,11 @@ class PrefixCache:
         return PrefixCursor(node, at)
 
     def attach_snapshot(self, domain: PrefixDomain, tokens: TokenRun, snapshot: Snapshot) -> bool:
-        """Keep `snapshot` of a sequence that holds exactly `tokens`; False if the limit leaves no room for it, or the
+        """Keep `snapshot` of a sequence that holds exactly `tokens`; False if a limit leaves no room for it, or the
         full groups' blocks of this prefix are not here.
 
-        It goes when the last block of that prefix goes. Raises `InvalidArgument` if `tokens` are not whole blocks.
+        It goes when the last block of that prefix goes, or for others' snapshots if it was used least recently. Raises
+        `InvalidArgument` if `tokens` are not whole blocks.
         """
         num_blocks, rest = divmod(len(tokens), self._tree.stride)
         if rest or not num_blocks:
@@ -179,8 +191,9 @@ class PrefixCache:
         if path:
             self._touch(path[-1][0])
         self._make_room(snapshot.num_bytes)
+        fits = self._make_snapshot_room(snapshot.num_bytes)
         here = sum(n for _, n in self._path(domain, tokens, num_blocks)) == num_blocks
-        if self._room() < snapshot.num_bytes or not (here or all(group.bounded for group in self._groups)):
+        if not fits or self._room() < snapshot.num_bytes or not (here or all(group.bounded for group in self._groups)):
             self.counters.rejects += 1
             return False
         cursor = self.insert(domain, None, tokens, [[None] * num_blocks for _ in self._groups])
@@ -198,8 +211,13 @@ class PrefixCache:
         self._eviction.free_blocks(group, num_free)
 
     def forget(self, group: int, block_id: int) -> None:
-        """Give up one block whoever uses it, and in a full group all that follows it. Reads the whole tree."""
-        self._eviction.forget(group, block_id)
+        """As `forget_all`, of one block that is here."""
+        self.forget_all(group, (block_id,))
+
+    def forget_all(self, group: int, block_ids: Collection[int]) -> None:
+        """Give up these blocks whoever uses them, and in a full group all that follows them. Reads the whole tree."""
+        if block_ids:
+            self._eviction.forget(group, frozenset(block_ids))
 
     def clear(self) -> None:
         """Forget everything; sequences keep what they hold."""
@@ -267,6 +285,14 @@ class PrefixCache:
     def _make_room(self, num_bytes: int) -> None:
         if self.limit_bytes is not None:
             self._eviction.shrink_to(max(0, self.limit_bytes - num_bytes))
+
+    def _make_snapshot_room(self, num_bytes: int) -> bool:
+        """Whether a snapshot of this size fits in beside others, the oldest of which go."""
+        limit = self.snapshot_limit_bytes
+        if limit is None or num_bytes > limit:
+            return limit is None
+        self._eviction.shrink_snapshots_to(limit - num_bytes)
+        return True
 
     def _renew(self, node: PrefixNode, at: int, n: int, ids: Sequence[Sequence[int | None]], first: int) -> None:
         """Where blocks `[at, at + n)` are here already: fill a window's holes, let go of idle copies of live ones."""

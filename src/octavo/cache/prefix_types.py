@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from hashlib import blake2b
 from typing import NewType, Protocol
 
@@ -56,11 +56,13 @@ class Snapshot(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PrefixOptions:
-    """`limit_bytes` bounds what the cache holds (None: only the pools do). `bytes_per_block` is per group, 1 each
-    unless given. `digest` finds edges; tests replace it.
+    """`limit_bytes` bounds what the cache holds (None: only the pools do), `snapshot_limit_bytes` the part of it that
+    does not lie in the pools (None: no bound of its own). `bytes_per_block` is per group, 1 each unless given. `digest`
+    finds edges; tests replace it.
     """
 
     limit_bytes: int | None = None
+    snapshot_limit_bytes: int | None = None
     bytes_per_block: tuple[int, ...] | None = None
     digest: Digest = blake2b_128
 
@@ -94,3 +96,7 @@ class PrefixHit:
     num_tokens: int
     blocks: tuple[tuple[int | None, ...], ...]
     snapshot: Snapshot | None
+
+    def without_tokens(self) -> PrefixHit:
+        """The hit of a sequence that gives to the same domain and takes nothing."""
+        return replace(self, num_tokens=0, blocks=((),) * len(self.blocks), snapshot=None)

@@ -28,6 +28,7 @@ from octavo.request import Request, RequestState
 from octavo.scheduler.scheduler import ScheduledStep, Scheduler
 from octavo.step_batch import StorageKind
 from octavo.storage import KVCache
+from octavo.storage.ring_state import RingState
 from octavo.storage.route import RouteSwitches
 from octavo.storage.snapshot import KVSnapshot, ModelIdentity
 
@@ -41,6 +42,20 @@ class _Live:
     handle: SequenceHandle | None = None  # of the last step
     started: float | None = None
     first_token: float | None = None
+
+    @property
+    def untold_cached_tokens(self) -> int | None:
+        """What the first event says of the cache; None if that is past."""
+        return self.state.num_cached_tokens if self.first_token is None else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """What a step gave: tokens of the states that were `sampled`, in batch order, and its captures' rings."""
+
+    sampled: list[RequestState]
+    result: SampleResult
+    rings: list[RingState]
 
 
 LogitsObserver = Callable[[str, Tensor], None]  # request id, logits [V] float32
@@ -73,7 +88,8 @@ class EngineCore:
             config.max_num_seqs,
             max_append_tokens=min(config.prefill_chunk, config.max_batch_tokens),
             prefix=PrefixOptions(
-                bytes_per_block=tuple(group.bytes_per_token * config.block_size for group in self.ledger.groups)
+                bytes_per_block=tuple(group.bytes_per_token * config.block_size for group in self.ledger.groups),
+                snapshot_limit_bytes=self.ledger.snapshot_bytes,
             ),
         )
         cache = KVCache(
@@ -217,11 +233,11 @@ class EngineCore:
             return ended
         try:
             with window():
-                sampled, result = self._run(step)
+                ran = self._run(step)
         except BaseException:
             self._scheduler.cancel(step)
             raise
-        return ended + self._hand_out(step, sampled, result)
+        return ended + self._hand_out(step, ran)
 
     def _end(self, request_id: str) -> StepEvent:
         """End a request whose context is full and cannot be shifted."""
@@ -229,11 +245,10 @@ class EngineCore:
         self._scheduler.finish(request_id, "length")
         started = live.started or now
         times = RequestTimes((live.first_token or now) - started, now - (live.first_token or now))
-        return StepEvent(live.output.abort("length"), times=times)
+        return StepEvent(live.output.abort("length"), times=times, num_cached_tokens=live.untold_cached_tokens)
 
     @torch.inference_mode()
-    def _run(self, step: ScheduledStep) -> tuple[list[RequestState], SampleResult]:
-        """The states that get a token, in batch order, and their tokens."""
+    def _run(self, step: ScheduledStep) -> _Ran:
         now = time.perf_counter()
         for state, row in zip(step.states, step.batch.rows, strict=True):
             live = self._live[state.request.request_id]
@@ -243,23 +258,29 @@ class EngineCore:
                 if row.start and state.num_imported_tokens:  # else it was made to begin anew
                     self.runner.cache.import_(live.start, self.pool.sequence(live.handle))
                 live.start = None
+        for i, snapshot in step.restores:
+            assert isinstance(snapshot, RingState), "the engine's snapshots are of rings"
+            self.runner.cache.restore_ring(step.batch.rows[i].slot, snapshot)
         logits = self.runner.execute(step.batch)
+        rings = [self.runner.cache.ring_state(step.batch.rows[i].slot) for i in step.captures]
         sampled = [state for row, state in zip(step.batch.rows, step.states, strict=True) if row.sample]
         if self._on_logits is not None:
             for state, row in zip(sampled, logits, strict=True):
                 self._on_logits(state.request.request_id, row)
-        return sampled, self._sampler.sample(logits, [_sampler_row(state) for state in sampled])
+        return _Ran(sampled, self._sampler.sample(logits, [_sampler_row(state) for state in sampled]), rings)
 
-    def _hand_out(self, step: ScheduledStep, sampled: list[RequestState], result: SampleResult) -> list[StepEvent]:
+    def _hand_out(self, step: ScheduledStep, ran: _Ran) -> list[StepEvent]:
+        result = ran.result
         tokens = iter(result.token_ids)
-        self._scheduler.complete(step, [next(tokens) if row.sample else None for row in step.batch.rows])
+        self._scheduler.complete(step, [next(tokens) if row.sample else None for row in step.batch.rows], ran.rings)
         now = time.perf_counter()
         events = []
         for state, token_id, found, error in zip(
-            sampled, result.token_ids, result.logprobs, result.errors, strict=True
+            ran.sampled, result.token_ids, result.logprobs, result.errors, strict=True
         ):
             request_id = state.request.request_id
             live = self._live[request_id]
+            num_cached = live.untold_cached_tokens
             if live.first_token is None:
                 live.first_token = now
             delta = live.output.push(token_id) if error is None else live.output.abort("error")
@@ -271,7 +292,7 @@ class EngineCore:
                 self._scheduler.finish(request_id, delta.finish_reason)
                 del self._live[request_id]
             fault: Fault | None = None if error is None else "fault"
-            events.append(StepEvent(delta, found, times, error, fault, snapshot=snapshot))
+            events.append(StepEvent(delta, found, times, error, fault, num_cached, snapshot=snapshot))
         return events
 
 

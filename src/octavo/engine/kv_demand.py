@@ -14,13 +14,17 @@ CACHE_SHARE = 4  # windows in blocks get one more for every so many: room for ca
 
 @dataclass(frozen=True, slots=True)
 class KVDemand:
-    """K/V of a model under one storage. `append` is the most tokens of one sequence in one step."""
+    """K/V of a model under one storage. `append` is the most tokens of one sequence in one step.
+
+    `snapshots` of rings are kept for cached prefixes, unless they are off.
+    """
 
     groups: tuple[CacheGroup, ...]
     codecs: tuple[Codec, Codec]
     storage: StorageKind
     block_size: int
     append: int
+    snapshots: bool = False
 
     def bytes_per_token(self, group: CacheGroup) -> int:
         """In all layers of the group."""
@@ -50,6 +54,10 @@ class KVDemand:
         window = group.spec.window
         return 0 if window is None or group.takes_blocks(self.storage) else num_seqs * window
 
+    def snapshot_rows(self, group: CacheGroup, num_seqs: int) -> int:
+        """Rows of rings that may be kept for cached prefixes: of a quarter as many sequences as run, one at least."""
+        return self.ring_rows(group, -(-num_seqs // CACHE_SHARE)) if self.snapshots else 0
+
     def windowed_blocks(self, group: CacheGroup, num_seqs: int, max_context: int) -> int:
         """Blocks of a windowed group: all that `num_seqs` sequences can hold, and a quarter more for cached prefixes.
 
@@ -59,10 +67,14 @@ class KVDemand:
         return max(1, live + -(-live // CACHE_SHARE))
 
     def windowed_bytes(self, num_seqs: int, max_context: int) -> int:
-        """Blocks and rings of all windowed groups."""
+        """Blocks, rings and snapshots of all windowed groups."""
         return sum(
-            (self.windowed_blocks(g, num_seqs, max_context) * self.block_size + self.ring_rows(g, num_seqs))
-            * self.bytes_per_token(g)
+            self.bytes_per_token(g)
+            * (
+                self.windowed_blocks(g, num_seqs, max_context) * self.block_size
+                + self.ring_rows(g, num_seqs)
+                + self.snapshot_rows(g, num_seqs)
+            )
             for g in self.groups
             if windowed(g)
         )

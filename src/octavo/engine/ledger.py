@@ -28,7 +28,9 @@ _KV_SHARE = 0.8  # of what weights and workspace leave; the rest stays for the s
 
 @dataclass(frozen=True, slots=True)
 class GroupBudget:
-    """K/V of one group of layers. `ring_bytes` are the rings of dense sequences, `block_bytes` all its blocks."""
+    """K/V of one group of layers. `ring_bytes` are the rings of dense sequences, `snapshot_bytes` what may be kept of
+    such rings for cached prefixes, and `block_bytes` all its blocks.
+    """
 
     kind: str
     num_layers: int
@@ -37,6 +39,7 @@ class GroupBudget:
     num_blocks: int
     block_bytes: int
     ring_bytes: int
+    snapshot_bytes: int
 
     def as_object(self) -> dict[str, Any]:
         return {
@@ -47,6 +50,7 @@ class GroupBudget:
             "num_blocks": self.num_blocks,
             "block_bytes": self.block_bytes,
             "ring_bytes": self.ring_bytes,
+            "snapshot_bytes": self.snapshot_bytes,
         }
 
 
@@ -77,7 +81,12 @@ class Ledger:
 
     @property
     def kv_bytes(self) -> int:
-        return sum(group.block_bytes + group.ring_bytes for group in self.groups)
+        return sum(group.block_bytes + group.ring_bytes for group in self.groups) + self.snapshot_bytes
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """Of `kv_bytes`, what snapshots of rings may take; they are made as prompts are computed."""
+        return sum(group.snapshot_bytes for group in self.groups)
 
     @property
     def total_bytes(self) -> int:
@@ -159,7 +168,9 @@ class _Planner:
     @property
     def demand(self) -> KVDemand:
         config, serving = self.config, self.serving
-        return KVDemand(self.groups, serving.codecs, serving.storage, config.block_size, append_tokens(config))
+        return KVDemand(
+            self.groups, serving.codecs, serving.storage, config.block_size, append_tokens(config), config.prefix_cache
+        )
 
     # -- what there is for sequences of up to `length` tokens ------------------------------------------------------
 
@@ -349,4 +360,5 @@ def _budget(group: CacheGroup, demand: KVDemand, num_blocks: int, num_seqs: int)
         num_blocks=num_blocks,
         block_bytes=num_blocks * demand.block_size * per_token,
         ring_bytes=demand.ring_rows(group, num_seqs) * per_token,
+        snapshot_bytes=demand.snapshot_rows(group, num_seqs) * per_token,
     )

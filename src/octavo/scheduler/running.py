@@ -1,0 +1,66 @@
+"""A request in a slot: what it began from, and where its chunks end so that others can begin there. Decides nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.cache.prefix_types import TOKEN_BYTES, PrefixDomain, PrefixHit, Snapshot, TokenRun
+from octavo.cache.sequence import SequenceHandle
+from octavo.request import RequestState
+from octavo.scheduler.queue import WaitingRequest
+
+_WORTH_A_SNAPSHOT = 64  # tokens; to stop at a block's end for it costs about what a decode step does
+
+
+@dataclass(frozen=True, slots=True)
+class RunningRequest:
+    """`began_at` tokens came from elsewhere, with `snapshot` of what storage keeps of them outside of blocks, if any.
+
+    At `capture_at` computed tokens a snapshot is to be taken (0: nowhere).
+    """
+
+    waiting: WaitingRequest
+    handle: SequenceHandle
+    began_at: int
+    snapshot: Snapshot | None
+    capture_at: int
+
+    @classmethod
+    def of(
+        cls, waiting: WaitingRequest, handle: SequenceHandle, hit: PrefixHit | None, block_size: int, *, per_slot: bool
+    ) -> RunningRequest:
+        """`hit` is None for one that gives nothing. `per_slot`: storage keeps some of it outside of blocks.
+
+        Then it is captured where the last whole block before its last token ends, if that is far from where it began.
+        """
+        if hit is None:
+            return cls(waiting, handle, waiting.state.num_imported_tokens, None, 0)
+        last = (waiting.state.num_tokens - 1) // block_size * block_size
+        worth = per_slot and last - hit.num_tokens >= _WORTH_A_SNAPSHOT
+        return cls(waiting, handle, hit.num_tokens, hit.snapshot, last if worth else 0)
+
+    @property
+    def state(self) -> RequestState:
+        return self.waiting.state
+
+    @property
+    def num_remaining(self) -> int:
+        return self.state.num_tokens - self.state.num_computed_tokens
+
+    @property
+    def to_restore(self) -> Snapshot | None:
+        """What the next step begins from, if from a snapshot."""
+        return self.snapshot if self.state.num_computed_tokens == self.began_at else None
+
+    @property
+    def captured_prefix(self) -> tuple[PrefixDomain, TokenRun]:
+        """Whose snapshot is taken at `capture_at`."""
+        domain, tokens = self.waiting.domain, self.waiting.tokens
+        assert domain is not None, "only what gives to a domain is captured"
+        assert tokens is not None, "only what gives to a domain is captured"
+        return domain, TokenRun(tokens[: self.capture_at * TOKEN_BYTES])
+
+    def cut(self, num_tokens: int) -> int:
+        """As many of `num_tokens` as may be computed in one step: none past where a snapshot is to be taken."""
+        left = self.capture_at - self.state.num_computed_tokens
+        return min(num_tokens, left) if left > 0 else num_tokens
