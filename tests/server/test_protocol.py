@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -243,3 +244,13 @@ def test_large_wrong_lists_are_refused_in_no_time(body: dict[str, Any]) -> None:
     begun = time.perf_counter()
     assert post(COMPLETIONS, body).status == 400
     assert time.perf_counter() - begun < 2.0
+
+
+def test_every_field_is_in_the_documented_table() -> None:
+    from octavo.server.protocol.chat import ChatRequest
+    from octavo.server.protocol.completions import CompletionRequest
+    from octavo.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
+
+    text = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+    for model in (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest):
+        assert [name for name in model.model_fields if f"`{name}`" not in text] == []

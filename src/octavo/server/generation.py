@@ -137,6 +137,7 @@ class Generation:
                     yield deltas
                 if failure is not None:
                     raise failure
+        assert self._echoes is None or not self._echoes.holds_any, "the engine did not score a prompt"
 
     def _take(self, events: list[StepEvent]) -> tuple[list[ChoiceDelta], HttpError | None]:
         merged: dict[int, ChoiceDelta] = {}
@@ -178,6 +179,10 @@ class _Echoes:
         self._scored: dict[int, list[ScoredToken]] = {}  # by prompt, once they came
         self._held: dict[int, list[ChoiceDelta]] = {}  # by prompt, until then
         self._begun: set[int] = set()  # choices
+
+    @property
+    def holds_any(self) -> bool:
+        return bool(self._held)
 
     def lead(self, delta: ChoiceDelta, event: StepEvent) -> list[ChoiceDelta]:
         """Deltas that can go out now that `delta` came, of this choice and of those that waited for it."""
