@@ -55,7 +55,7 @@ def test_two_runs_without_a_seed_send_different_prompts(octavo: Run):
 def test_an_endpoint_that_dies_leaves_json_and_raw_data_and_a_failing_status(octavo: Run, tmp_path: Path):
     raw = tmp_path / "raw.jsonl"
     with serving_stub(dies_at=5) as stub:  # 1 probe, 2 for warm-up, 1 of the first cell
-        done = octavo("bench", "serving", "--url", stub.url, *SMALL, "--json", "--raw", raw)
+        done = octavo("bench", "serving", "--url", stub.url, *SMALL, "--json", "--raw-data", raw)
     assert done.status == 1
     found = json.loads(done.out)
     assert not found["complete"]
@@ -111,7 +111,7 @@ def test_a_plot_without_matplotlib_is_refused_before_anything_is_sent(octavo: Ru
         (("--api", "responses"), "the api is 'responses'; it is auto, completions or chat"),
         (("--plot", "x.svg"), "give a file that ends with .png"),
         (("--plot", "nowhere/x.png"), "its directory does not exist"),
-        (("--raw", "nowhere/x"), "cannot be written"),
+        (("--raw-data", "nowhere/x"), "cannot be written"),
         (("--tokenizer", "nowhere.gguf"), "nowhere.gguf"),
         (("--rounds", "0"), "rounds is 0"),
         (("--url", "ftp://x"), "the url is 'ftp://x'"),

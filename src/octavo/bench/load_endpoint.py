@@ -111,6 +111,13 @@ class EndpointControl:
             return False
         return True
 
+    async def ready(self) -> bool:
+        """Whether a server of ours takes requests by now."""
+        try:
+            return (await self._http.get("/ready")).is_success
+        except httpx.HTTPError:
+            return False
+
     async def count(self, endpoint: Endpoint, prompt: Prompt) -> int | None:
         """Tokens of `prompt` as the endpoint counts them; None if it does not say or refuses the prompt."""
         answer = await self._post(endpoint.path, json.loads(endpoint.body(prompt, 1, stream=False)))
@@ -167,8 +174,8 @@ class EndpointControl:
             found = _json_object(await self._http.get("/version"))
         except httpx.HTTPError:
             found = None
-        version = found.get("version") if found is not None else None
-        parts: Sequence[str] = [part for part in (server, version) if isinstance(part, str)]
+        told = (server, *(found.get(name) for name in ("name", "version"))) if found is not None else (server,)
+        parts: Sequence[str] = [part for part in told if isinstance(part, str)]
         return " ".join(parts) or None
 
     async def _post(self, path: str, body: object) -> dict[str, Any] | None:

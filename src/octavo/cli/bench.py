@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from octavo.cli import engine_options as flags
-from octavo.cli.options import option
+from octavo.cli.options import list_option, option, texts
 from octavo.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def serving(
     ] = None,
     api: Annotated[str, option("--api", help="auto, completions or chat.")] = "auto",
     api_key: Annotated[
-        str | None, option("--api-key", help="Key for the endpoint; the variable keeps it off ps.")
+        list[str] | None, list_option("--api-key", help="Key for the endpoint (of several, the first).")
     ] = None,
     tokenizer: Annotated[
         str | None, option("--tokenizer", help="Model file or directory whose tokenizer counts the prompts.")
@@ -109,7 +109,7 @@ def serving(
     slo_itl: Annotated[float, option("--slo-itl", help="Goodput: most ms per output token of a request.")] = 100,
     seed: flags.Seed = None,
     timeout: Annotated[float, option("--timeout", help="Seconds that one request may take.")] = 600,
-    raw: Annotated[Path | None, option("--raw", help="File that gets every request as a line of JSON.")] = None,
+    raw: Annotated[Path | None, option("--raw-data", help="File that gets every request as a line of JSON.")] = None,
     plot: Annotated[Path | None, option("--plot", help="A .png file to draw (needs matplotlib).")] = None,
     as_json: flags.AsJson = False,
 ) -> None:
@@ -136,6 +136,7 @@ def serving(
         api=_api(api),
     )
     protocol.check()
+    key = next(iter(texts(api_key, "--api-key")), None)
     counter = None
     if tokenizer is not None:
         from octavo.models.loaders import open_checkpoint
@@ -146,10 +147,36 @@ def serving(
     with _written(raw) as lines:
         try:
             with watching() as watcher:
-                asyncio.run(bench_serving(run, api_key=api_key, tokenizer=counter, raw=lines, watcher=watcher))
+                asyncio.run(bench_serving(run, api_key=key, tokenizer=counter, raw=lines, watcher=watcher))
         finally:  # what ends it early, an interrupt too, loses nothing that was measured
             if run.rounds:
                 _show_serving(run, plot, as_json)
+
+
+@app.command("overhead")
+def overhead(
+    clients: Annotated[int, option("--clients", help="Streams at once, compared with the engine alone.")] = 32,
+    many_clients: Annotated[int, option("--many-clients", help="Streams at once that load the web process.")] = 64,
+    step_ms: Annotated[float, option("--step-ms", help="Milliseconds that a step of the mock model takes.")] = 5,
+    prompt_tokens: Annotated[int, option("--prompt-tokens", help="Length of a prompt.")] = 64,
+    max_tokens: Annotated[int, option("--max-tokens", help="Tokens of an answer.")] = 256,
+    rounds: Annotated[int, option("--rounds", help="Times that everything is measured.")] = 5,
+    as_json: flags.AsJson = False,
+) -> None:
+    """What our server costs above our engine, with a mock model: throughput, CPU per token, first token."""
+    from octavo.bench.overhead import OverheadProtocol, OverheadRun, bench_overhead
+    from octavo.bench.overhead_report import overhead_lines
+
+    protocol = OverheadProtocol(clients, many_clients, step_ms, prompt_tokens, max_tokens, rounds)
+    protocol.check()
+    run = OverheadRun(protocol)
+    try:
+        asyncio.run(
+            bench_overhead(run, lambda round_: print(f"octavo: round {round_ + 1} of {rounds}", file=sys.stderr))
+        )
+    finally:
+        if run.rounds:
+            print(json.dumps(run.as_object()) if as_json else "\n".join(overhead_lines(run)), flush=True)
 
 
 def _show_serving(run: ServingRun, plot: Path | None, as_json: bool) -> None:
@@ -191,6 +218,8 @@ def _written(path: Path | None) -> Iterator[TextIO | None]:
     try:
         file = path.open("w", encoding="utf-8")
     except OSError as error:
-        raise InvalidRequest(f"--raw {str(path)!r} cannot be written ({error.strerror}); name another file") from error
+        raise InvalidRequest(
+            f"--raw-data {str(path)!r} cannot be written ({error.strerror}); name another file"
+        ) from error
     with file:
         yield file
