@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -35,8 +36,9 @@ class FakeCore:
 
     REFUSED, BROKEN, EXPIRED, POISON, CRASH = 1001, 1002, 1003, 1004, 1005
 
-    def __init__(self, slots: int = 2) -> None:
+    def __init__(self, slots: int = 2, step_s: float = 0.0) -> None:
         self.slots = slots
+        self.step_s = step_s
         self.waiting: dict[str, _Progress] = {}
         self.running: dict[str, _Progress] = {}
         self.aborted: list[str] = []
@@ -85,6 +87,7 @@ class FakeCore:
 
     def step(self) -> list[StepEvent]:
         self.num_steps += 1
+        time.sleep(self.step_s)
         while self.waiting and len(self.running) < self.slots:
             request_id = next(iter(self.waiting))
             self.running[request_id] = self.waiting.pop(request_id)

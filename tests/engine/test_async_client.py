@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import pytest
 
-from octavo.bench.mock_model import mock_tokenizer
+from octavo.bench.mock_tokenizer import mock_tokenizer
 from octavo.engine.async_client import RemoteEngine, ServingLimits
 from octavo.engine.engine_link import LinkListener
 from octavo.engine.events import StepEvent
@@ -307,6 +307,19 @@ def test_a_slow_reader_is_cut_off_past_the_bound_and_the_others_are_not() -> Non
             await anext(slow)
         link.step(last(0, "quick"), received=2)
         assert all(event.fault is None for events in await quick for event in events)
+
+    play(scene, ServingLimits(max_unread_tokens=10))
+
+
+def test_a_reader_that_waits_for_its_turn_is_not_behind_however_much_arrives() -> None:
+    async def scene(engine: RemoteEngine, link: FakeLink) -> None:
+        reader = asyncio.create_task(collect(engine, "a"))
+        await turn()
+        for _ in range(1000):
+            link.step((0, "x", (1,)))
+        link.step(last(0, "a"), running=0)
+        [events] = await reader
+        assert [event.fault for event in events] == [None, None]
 
     play(scene, ServingLimits(max_unread_tokens=10))
 

@@ -9,20 +9,21 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from tokenizers import pre_tokenizers
 from torch import Tensor
 
+from octavo.bench.mock_tokenizer import mock_tokenizer
 from octavo.cache.spec import LayerSpec
 from octavo.cache.storage_policy import StorageDecision
 from octavo.config import EngineConfig
 from octavo.engine.core import EngineCore
+from octavo.engine.engine_parts import EngineParts
 from octavo.engine.ledger import plan_memory
 from octavo.engine.loaded_model import LoadedModel, ModelPlan, Progress
 from octavo.engine.resident import Resident
-from octavo.engine.served_model import EngineParts, engine_parts
+from octavo.engine.served_model import engine_parts
 from octavo.engine.working_memory import Serving
 from octavo.layers.attention import AttentionCache
 from octavo.layers.linear import choose_route
@@ -37,11 +38,6 @@ from octavo.tokenizer import Tokenizer
 MOCK_ENGINE = "octavo.bench.mock_model:mock_engine"
 _CPU = torch.device("cpu")
 _CYCLE = "abcdefghijklmnopqrstuvwxyz "  # what the model says, one letter a token
-_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 _DIM = 16
 
 
@@ -110,23 +106,6 @@ def mock_model(config: EngineConfig, step_s: float) -> LoadedModel:
         ledger=ledger,
     )
     return LoadedModel(plan, MockModel(step_s, tokenizer), tokenizer, {"none": 0}, load_s=0.0)
-
-
-def mock_tokenizer() -> Tokenizer:
-    """Byte-level: a token for every byte, and one merge, for a vocabulary must have one."""
-    tokens = [*_SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), "th"]
-    metadata: dict[str, Any] = {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "gpt-2",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [3] * len(_SPECIAL) + [1] * (len(tokens) - len(_SPECIAL)),
-        "tokenizer.ggml.merges": ["t h"],
-        "tokenizer.ggml.bos_token_id": 0,
-        "tokenizer.ggml.eos_token_id": 2,
-        "tokenizer.ggml.add_bos_token": False,
-        "tokenizer.chat_template": _TEMPLATE,
-    }
-    return Tokenizer.from_gguf(metadata)
 
 
 class MockCheckpoint(TensorTable):

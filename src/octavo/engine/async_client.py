@@ -336,7 +336,13 @@ class ProcessEngine(RemoteEngine):
         limits: ServingLimits | None = None,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        super().__init__(ProcessLink(), factory, arguments, limits, on_progress)
+        self._process = ProcessLink()
+        super().__init__(self._process, factory, arguments, limits, on_progress)
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id, dead or alive; None before there is one."""
+        return self._process.pid
 
     @classmethod
     def for_model(

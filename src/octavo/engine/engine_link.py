@@ -74,6 +74,11 @@ class ProcessLink(asyncio.BufferedProtocol):
         self._buffer = bytearray(_BUFFER_BYTES)
         self._burial: asyncio.Task[None] | None = None
 
+    @property
+    def pid(self) -> int | None:
+        """The child's process id, dead or alive; None before there is one."""
+        return None if self._process is None else self._process.pid
+
     async def open(self, launch: Launch, listener: LinkListener) -> None:
         """See EngineLink."""
         self._listener = listener

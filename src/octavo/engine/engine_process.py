@@ -19,9 +19,10 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from octavo.engine.engine_loop import EngineLoop
+from octavo.engine.engine_parts import EngineParts
 from octavo.engine.fault_text import cause_of
 from octavo.engine.wire import (
     Command,
@@ -35,9 +36,6 @@ from octavo.engine.wire import (
     frame,
 )
 from octavo.errors import OctavoError
-
-if TYPE_CHECKING:
-    from octavo.engine.served_model import EngineParts
 
 RECEIVE_BYTES = 1 << 18
 # What may lie unread by a parent that has stopped reading, before the engine waits for it.

@@ -37,8 +37,9 @@ class Choice:
 class Outbox:
     """Events in the order of their steps; those of one request that only add text and tokens are merged.
 
-    Holds at most `max_tokens` unread tokens per request, alternatives of log-probabilities counted too, and none that
-    is older than `max_age_s` while more come.
+    While its reader is elsewhere it holds at most `max_tokens` unread tokens per request, alternatives of
+    log-probabilities counted too, and none that is older than `max_age_s` while more come. A reader that waits in
+    `take` is not behind, however much arrives before it gets its turn.
     """
 
     max_tokens: int
@@ -81,6 +82,8 @@ class Outbox:
         else:
             self._put_whole(choice, event[1])
         self._wake()
+        if self._waiter is not None:
+            return True
         return self._unread <= self.max_tokens and now - self._oldest <= self.max_age_s
 
     def end(self, fault: Fault, error: str) -> list[int]:

@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.config import EngineConfig
 from octavo.engine.core import EngineCore
-from octavo.engine.engine_loop import SteppedCore
+from octavo.engine.engine_parts import EngineParts
 from octavo.engine.events import StepEvent
 from octavo.engine.loaded_model import LoadedModel, Progress, load_model, plan_model
 from octavo.engine.serving import ModelInfo
 from octavo.engine.stats import BlockCounts, PrefixCounts, RouteCount
-from octavo.engine.step_meter import EngineUsage, StepMeter
-from octavo.engine.wire import Loaded
+from octavo.engine.step_meter import EngineUsage
 from octavo.request import Request
-from octavo.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class EngineParts:
-    """What a factory of engines returns. At most `max_num_seqs` requests run at once."""
-
-    core: SteppedCore
-    tokenizer: Tokenizer
-    info: ModelInfo
-    max_num_seqs: int
-
-    def loaded(self) -> Loaded:
-        """What the engine says once it takes requests."""
-        return Loaded(self.info, pickle.dumps(self.tokenizer), self.max_num_seqs, StepMeter().stats(self.core))
 
 
 def load_engine(progress: Progress, path: Path, config: EngineConfig, name: str) -> EngineParts:
