@@ -38,6 +38,7 @@ class _Choice:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     times: RequestTimes | None = None
+    num_cached_tokens: int = 0
 
     def take(self, event: StepEvent) -> None:
         if event.error is not None:
@@ -46,6 +47,8 @@ class _Choice:
         self.token_ids.extend(event.delta.token_ids)
         if event.logprobs is not None:
             self.logprobs.append(event.logprobs)
+        if event.num_cached_tokens is not None:
+            self.num_cached_tokens = event.num_cached_tokens
         self.finish_reason, self.times = event.delta.finish_reason, event.times
 
     def completion(self, params: SamplingParams) -> Completion:
@@ -167,7 +170,7 @@ class LLM:
                 yield event.delta
                 if event.snapshot is not None and on_snapshot is not None:
                     on_snapshot(event.snapshot)
-        yield self._output(request.request_id, request.prompt_token_ids, params, [choice], before, snapshot)
+        yield self._output(request.request_id, request.prompt_token_ids, params, [choice], before)
 
     def _run(
         self, prompts: list[tuple[int, ...]], params: list[SamplingParams], hand_off: HandOff = NO_HAND_OFF
@@ -185,7 +188,6 @@ class LLM:
                 each,
                 [choices[r.request_id] for r in group],
                 before,
-                hand_off.start,
             )
             for group, each in zip(requests, params, strict=True)
         ]
@@ -202,19 +204,18 @@ class LLM:
         params: SamplingParams,
         choices: list[_Choice],
         routes_before: Mapping[str, int],
-        snapshot: KVSnapshot | None,
     ) -> RequestOutput:
         completions = tuple(choice.completion(params) for choice in choices)
         routes = self.core.runner.cache.routes.by_route()
         taken = {name: count - routes_before.get(name, 0) for name, count in routes.items()}
         times = [choice.times for choice in choices if choice.times is not None]
-        cached = None if snapshot is None else snapshot.num_tokens
+        cached = min(choice.num_cached_tokens for choice in choices)
         return RequestOutput(
             request_id=request_id.split("-")[0],
             prompt_token_ids=prompt,
             outputs=completions,
             usage=Usage(len(prompt), sum(len(c.token_ids) for c in completions), cached),
-            timings=_timings(self.loaded.load_s, len(prompt) - (cached or 0), completions, times),
+            timings=_timings(self.loaded.load_s, len(prompt) - cached, completions, times),
             storage=self.core.storage.value,
             routes={name: count for name, count in taken.items() if count},
         )

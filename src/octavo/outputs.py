@@ -20,11 +20,13 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """`cached_tokens` of the prompt came with a snapshot; None without one. Prefix cache hits are not counted here."""
+    """`cached_tokens` of the prompt were not computed: their K/V came with a snapshot or was in the prefix cache, when
+    the request began. Of several choices it is the least; 0 also where the cache is off.
+    """
 
     prompt_tokens: int
     completion_tokens: int
-    cached_tokens: int | None = None
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

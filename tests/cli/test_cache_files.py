@@ -48,7 +48,7 @@ def test_a_longer_prompt_goes_on_from_the_file_with_the_same_answer(answer, save
     cold, warm = answer("-p", WHOLE), answer("-p", WHOLE, "--load-cache", saved, *settings)
     assert (warm["token_ids"], warm["text"]) == (cold["token_ids"], cold["text"])
     prompt, cached = len(cold["prompt_token_ids"]), len(KVSnapshot.load(saved).token_ids)
-    assert cold["usage"] == {"prompt_tokens": prompt, "completion_tokens": 12}
+    assert cold["usage"] == {"prompt_tokens": prompt, "completion_tokens": 12, "cached_tokens": 0}
     assert warm["usage"] == {"prompt_tokens": prompt, "completion_tokens": 12, "cached_tokens": cached}
     assert list(warm) == list(cold)
 

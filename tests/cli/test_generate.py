@@ -44,7 +44,8 @@ def answer(octavo: Run, model: Path):
 def test_json_is_exactly_one_object_with_exactly_the_documented_keys(answer):
     found = answer("-p", "The harbour", *RAW)
     assert list(found) == KEYS
-    assert found["usage"] == {"prompt_tokens": len(found["prompt_token_ids"]), "completion_tokens": 12}
+    prompt_tokens = len(found["prompt_token_ids"])
+    assert found["usage"] == {"prompt_tokens": prompt_tokens, "completion_tokens": 12, "cached_tokens": 0}
     assert list(found["timings"]) == ["load_s", "prefill_s", "decode_s", "prefill_tps", "decode_tps"]
     assert all(seconds > 0 for seconds in found["timings"].values())
     assert len(found["token_ids"]) == 12

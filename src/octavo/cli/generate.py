@@ -89,7 +89,7 @@ def generate(
 
             check_start(plan, snapshot, prompt_ids)
 
-    llm = flags.load(model, config, prepare)
+    llm = flags.load(model, config, prepare, exports=save_cache is not None)
     saved: list[KVSnapshot] = []
     on_snapshot = None if save_cache is None else saved.append
     output = stream_to_stdout(llm, prompt_ids, params, silent=as_json, snapshot=snapshot, on_snapshot=on_snapshot)
@@ -147,7 +147,7 @@ def as_object(llm: LLM, output: RequestOutput) -> dict[str, Any]:
         "token_ids": list(completion.token_ids),
         "text": completion.text,
         "finish_reason": completion.finish_reason,
-        "usage": {name: count for name, count in asdict(output.usage).items() if count is not None},
+        "usage": asdict(output.usage),
         "timings": {name: round(value, 6) for name, value in asdict(output.timings).items()},
         "storage": output.storage,
         "routes": dict(output.routes),

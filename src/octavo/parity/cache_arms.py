@@ -1,4 +1,4 @@
-"""Cached prefixes and preemption as parity arms: paged engines that do not compute a prompt once and straight on."""
+"""Cached prefixes and preemption as parity arms: engines that do not compute a prompt once and straight on."""
 
 from __future__ import annotations
 

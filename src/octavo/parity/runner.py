@@ -38,6 +38,7 @@ ARMS = (
     "prefill_chunk_7",
     "prefill_chunk_64",
     "cached_prefix",
+    "cached_prefix_dense",
     "preempted",
     "imported_snapshot",
     "context_shift",
@@ -109,7 +110,10 @@ class ParityRun:
             if self._wants(name):
                 yield self._judge(name, self._alone(paged, longest, name, prefill_chunk=chunk), longest, paged)
         if self._wants("cached_prefix"):
-            yield self._judge("cached_prefix", self._cached(longest), longest, paged)
+            yield self._judge("cached_prefix", self._cached("cached_prefix", longest, paged), longest, paged)
+        if self._wants("cached_prefix_dense"):
+            trace = self._cached("cached_prefix_dense", longest, dense)
+            yield self._judge("cached_prefix_dense", trace, longest, dense)
         if self._wants("preempted"):
             yield self._judge("preempted", self._preempted(longest), longest, paged)
         if self._wants("imported_snapshot"):
@@ -214,7 +218,7 @@ class ParityRun:
         switches: RouteSwitches | None = None,
         kv_dtype: str | None = None,
     ) -> Trace:
-        config = replace(self._config, max_num_seqs=1, prefill_chunk=prefill_chunk)
+        config = replace(self._config, max_num_seqs=1, prefill_chunk=prefill_chunk, prefix_cache=False)
         config = replace(config, kv_dtype=kv_dtype or config.kv_dtype)
         return self._run(config, kind, [prompt], [name], switches)[0]
 
@@ -240,19 +244,19 @@ class ParityRun:
             trace.routes = output.routes
         return traces
 
-    def _cached(self, prompt: int) -> Trace:
+    def _cached(self, name: str, prompt: int, kind: StorageKind) -> Trace:
         trace = Trace()
-        core = self._paged("cached_prefix", prompt, trace, prefix_cache=True)
+        core = self._engine(name, prompt, trace, kind, prefix_cache=True)
         return trace_cached(core, self._ids[prompt], self._params, trace)
 
     def _preempted(self, prompt: int) -> Trace:
         trace = Trace()
-        core = self._paged("preempted", prompt, trace, prefix_cache=False)
+        core = self._engine("preempted", prompt, trace, StorageKind.PAGED, prefix_cache=False)
         return trace_preempted(core, self._ids[prompt], self._params, trace)
 
-    def _paged(self, name: str, prompt: int, trace: Trace, *, prefix_cache: bool) -> EngineCore:
+    def _engine(self, name: str, prompt: int, trace: Trace, kind: StorageKind, *, prefix_cache: bool) -> EngineCore:
         config = replace(self._config, max_num_seqs=1, prefix_cache=prefix_cache)
-        loaded = share_weights(self._loaded, config, StorageDecision(StorageKind.PAGED, "a parity arm"))
+        loaded = share_weights(self._loaded, config, StorageDecision(kind, "a parity arm"))
         return EngineCore(loaded, config, self._observer([trace], [prompt], [name]))
 
     def _imported(self, prompt: int) -> Trace:
