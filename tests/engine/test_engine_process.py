@@ -284,6 +284,21 @@ def test_a_stopped_engine_leaves_no_process(fake: Stage) -> None:
     fake.play(scene)
 
 
+def test_an_engine_that_is_stuck_in_a_step_can_be_stopped() -> None:
+    stage = Stage(ProcessEngine(FAKE, (1000.0,), LIMITS))
+
+    async def scene(engine: RemoteEngine) -> None:
+        reader = asyncio.create_task(collect(engine, request_of("a")))
+        await asyncio.sleep(0)
+        await engine.drain(0)
+        await engine.stop()
+        assert is_gone(engine)
+        assert (await reader)[-1].fault == "shut_down"
+
+    stage.play(scene)
+    stage.close()
+
+
 def test_a_killed_engine_fails_its_requests_and_says_which_signal_it_was(
     fake: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:

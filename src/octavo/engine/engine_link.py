@@ -102,9 +102,9 @@ class ProcessLink(asyncio.BufferedProtocol):
         if self._process is None:
             return
         self._write(Stop())
-        await self._bury(grace_s)
         if self._transport is not None:
-            self._transport.close()
+            self._transport.close()  # the child ends then, even in the middle of a step
+        await self._bury(grace_s)
 
     def _write(self, value: Command | Launch) -> None:
         if self._transport is not None and not self._transport.is_closing():

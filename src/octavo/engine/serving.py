@@ -62,20 +62,27 @@ class ServingEngine(Protocol):
         ...
 
     async def start(self) -> None:
-        """Load the model; returns when it is ready. Raises `LoadError`, `CapacityError`, `InvalidRequest`."""
+        """Load the model; returns when it is ready. Once only.
+
+        Raises `LoadError`, `CapacityError`, `InvalidRequest`; `EngineFault` if the engine dies or is stopped meanwhile.
+        """
         ...
 
     def run(self, requests: Sequence[Request]) -> AsyncGenerator[list[StepEvent]]:
         """Queue `requests`, all or none, and yield what happened to them since the last list, until all have ended.
 
-        A reader that falls behind gets longer lists, and is ended with fault `slow_reader` past a bound. Closing the
-        generator aborts those that still run within one step. Raises before the first list: `InvalidRequest`,
-        `CapacityError` (can never fit), `QueueFull`, `NotReady` (loading, draining, failed).
+        A reader that falls behind gets longer lists, in which one event may bring several tokens, and is ended with
+        fault `slow_reader` past a bound. Closing the generator aborts those that still run within one step. Raises
+        before the first list: `InvalidRequest`, `CapacityError` (can never fit), `QueueFull`, `NotReady` (loading,
+        draining, failed), `EngineFault` (the engine could not take the request, for a fault of its own).
         """
         ...
 
     async def reset_prefix_cache(self) -> int:
-        """Forget all cached prefixes that no running request uses; returns the number of blocks freed."""
+        """Forget all cached prefixes that no running request uses; returns the number of blocks freed.
+
+        Raises `NotReady`, or `EngineFault` if the engine dies meanwhile.
+        """
         ...
 
     async def drain(self, deadline_s: float) -> None:
