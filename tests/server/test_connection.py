@@ -124,6 +124,28 @@ def test_a_large_body_is_no_header() -> None:
     with_server(fake_app(), client)
 
 
+@pytest.mark.parametrize("name", [b"Upgrade", b"upgrade"])
+def test_an_offer_to_upgrade_is_ignored_and_the_body_is_read(name: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """As Java's client makes one with every request."""
+
+    async def client(connect: Any) -> None:
+        reader, writer = await connect()
+        body = b'{"prompt": "upgrade:", "max_tokens": 1}'
+        head = (
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\n%s: h2c\r\n"
+            b"HTTP2-Settings: AAMAAABkAAQ\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        )
+        for _ in range(2):
+            writer.write(head % (name, len(body)) + body)
+            answer = await asyncio.wait_for(reader.readuntil(b"}}"), 5)
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            await reader.readuntil(b"}")
+        writer.close()
+
+    with_server(fake_app(), client)
+    assert not caplog.records
+
+
 def test_one_connection_too_many_is_503_and_the_others_go_on() -> None:
     async def client(connect: Any) -> None:
         open_ones = [await connect() for _ in range(3)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from http import HTTPStatus
 from typing import Any
 
@@ -15,6 +16,8 @@ from octavo.server.errors import error_body
 MAX_HEADER_BYTES = (1 << 20) + (1 << 18)
 HEADER_TIMEOUT_S = 20.0  # to send a request's headers, from the first byte or from connecting
 WRITE_TIMEOUT_S = 120.0  # for a client to take what lies ready for it, once buffers are full
+
+_UPGRADE = re.compile(rb"(?<=\r\n)upgrade(?=:)", re.IGNORECASE)
 
 
 class Connection(HttpToolsProtocol):
@@ -53,6 +56,8 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._between_requests:
+            if not self._header_bytes:
+                data = _without_upgrade(data)
             self._header_bytes += len(data)
             if self._header_timer is None:
                 self._header_timer = self.loop.call_later(self.header_timeout_s, self.transport.abort)
@@ -114,3 +119,12 @@ class Connection(HttpToolsProtocol):
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """The beginning of a request without an offer to speak something else than HTTP/1.1, which a server may ignore.
+
+    Java's client makes one with every request (h2c); the parser would take the body for the other protocol.
+    """
+    head, end, body = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"x-ignored-upgrade", head) + end + body

@@ -24,6 +24,7 @@ from octavo.server.settings import ServerSettings
 FLUSH_TIMEOUT_S = 5
 # How long an engine may take past the deadline of a drain, before it is stopped without having said so.
 DRAIN_GRACE_S = 10.0
+SPARE_FILES = 256  # for what a process has open beside its connections
 KEEP_ALIVE_S = 75  # of an idle connection; longer than the 60 s after which proxies let theirs go
 _log = logging.getLogger("octavo.server")
 
@@ -36,6 +37,7 @@ def serve(engine: ServingEngine, settings: ServerSettings, listener: socket.sock
     """
     if not settings.api_keys and not is_loopback(listener):
         _log.warning("anyone who can reach %s can use it: no --api-key is set", url_of(listener, _tls(settings)))
+    _allow_open_files(settings.max_connections + SPARE_FILES)
     config = _uvicorn_config(engine, settings)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         return runner.run(_serve(engine, settings, listener, _Server(config)))
@@ -111,6 +113,18 @@ async def _drain(engine: ServingEngine, deadline_s: float) -> None:
     except TimeoutError:
         _log.error("the engine has not drained %g seconds after the deadline; it is stopped", DRAIN_GRACE_S)
     _log.info("drained")
+
+
+def _allow_open_files(num_files: int) -> None:
+    """Raise this process's own limit, often 1,024, as far as the system lets it."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = num_files if hard == resource.RLIM_INFINITY else min(num_files, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _describe(info: ModelInfo, settings: ServerSettings) -> str:
