@@ -160,6 +160,7 @@ def test_detokenize_is_the_way_back() -> None:
     [
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "x", "messages": [{"role": "user", "content": "x"}]}, "prompt"),
+        ("/tokenize", {"messages": []}, "messages"),
         ("/tokenize", {"prompt": "x", "add_generation_prompt": True}, "add_generation_prompt"),
         (
             "/tokenize",

@@ -207,6 +207,8 @@ def test_a_request_without_a_seed_draws_one() -> None:
 def test_a_whole_number_may_be_written_with_a_point() -> None:
     engine = FakeEngine()
     assert chat(engine, max_tokens=8.0, n=1.0).status == 200
+    assert complete([1.0, 2, 3.0], engine).status == 200
+    assert engine.requests[1].prompt_token_ids == (1, 2, 3)
     assert engine.requests[0].params.max_tokens == 8
 
 
@@ -249,8 +251,8 @@ def test_large_wrong_lists_are_refused_in_no_time(body: dict[str, Any]) -> None:
 def test_every_field_is_in_the_documented_table() -> None:
     from octavo.server.protocol.chat import ChatRequest
     from octavo.server.protocol.completions import CompletionRequest
-    from octavo.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
+    from octavo.server.protocol.tokens import DetokenizeRequest, TokenizeChat, TokenizeText
 
     text = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
-    for model in (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest):
+    for model in (ChatRequest, CompletionRequest, TokenizeText, TokenizeChat, DetokenizeRequest):
         assert [name for name in model.model_fields if f"`{name}`" not in text] == []

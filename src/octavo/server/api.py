@@ -13,7 +13,7 @@ from octavo.server.protocol.answers import ChatCompletion, Completion, Detokeniz
 from octavo.server.protocol.chat import ChatRequest
 from octavo.server.protocol.completions import CompletionRequest
 from octavo.server.protocol.fields import RequestModel
-from octavo.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
+from octavo.server.protocol.tokens import DetokenizeRequest, TokenizeChat, TokenizeText
 from octavo.server.state import state_of
 from octavo.server.strict_json import read_object
 from octavo.server.tokenize import answer_detokenize, answer_tokenize
@@ -23,17 +23,22 @@ router = APIRouter()
 _STREAMED: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The answer; with stream: true, its chunks as server-sent events.",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": {"text/event-stream": {}},
     }
 }
 
 
-def _takes(model: type[RequestModel]) -> dict[str, Any]:
-    """The request body for `openapi_extra`, with every definition in its place: there is no other to refer to."""
-    schema = model.model_json_schema()
-    definitions = schema.pop("$defs", {})
-    body = {"schema": _resolved(schema, definitions)}
+def _takes(*models: type[RequestModel]) -> dict[str, Any]:
+    """A body that is one of `models`, for `openapi_extra`."""
+    schemas = [_schema(model) for model in models]
+    body = {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}
     return {"requestBody": {"required": True, "content": {"application/json": body}}}
+
+
+def _schema(model: type[RequestModel]) -> Any:
+    """With every definition in its place: in `openapi_extra` there is no other to refer to."""
+    schema = model.model_json_schema()
+    return _resolved(schema, schema.pop("$defs", {}))
 
 
 def _resolved(schema: Any, definitions: dict[str, Any]) -> Any:
@@ -69,7 +74,7 @@ async def completions(request: Request) -> Response:
     return await answer_completion(state_of(request), read_object(await request.body()))
 
 
-@router.post("/tokenize", openapi_extra=_takes(TokenizeRequest))
+@router.post("/tokenize", openapi_extra=_takes(TokenizeText, TokenizeChat))
 async def tokenize(request: Request) -> Tokenized:
     """Token ids of a text or a conversation."""
     return await answer_tokenize(state_of(request), read_object(await request.body()))

@@ -9,8 +9,9 @@ from octavo.server.errors import invalid
 from octavo.server.logprobs import token_string
 from octavo.server.prompts import INLINE_CHARS, chat_prompt, check_token_ids, text_prompt
 from octavo.server.protocol.answers import Detokenized, Tokenized
+from octavo.server.protocol.messages import template_variables
 from octavo.server.protocol.parsing import parse
-from octavo.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
+from octavo.server.protocol.tokens import DetokenizeRequest, TokenizeChat, TokenizeText
 from octavo.server.state import ServerState
 
 MAX_TOKEN_STRINGS = 100_000
@@ -18,15 +19,16 @@ MAX_TOKEN_STRINGS = 100_000
 
 async def answer_tokenize(state: ServerState, body: dict[str, Any]) -> Tokenized:
     """The ids of a text or of a conversation. Raises an `OctavoError` for one that has none."""
-    request = parse(TokenizeRequest, body)
-    request.check()
+    is_text = body.get("messages") is None
+    request = parse(TokenizeText, body) if is_text else parse(TokenizeChat, body)
     state.check_model(request.model)
     info, tokenizer = state.ready_model()
-    if request.messages is not None:
-        ids = list(await chat_prompt(tokenizer, request.messages, request.template_variables))
+    if isinstance(request, TokenizeChat):
+        variables = template_variables(request.chat_template_kwargs, request.add_generation_prompt)
+        ids = list(await chat_prompt(tokenizer, request.messages, variables))
     else:
         specials = request.add_special_tokens is not False
-        ids = await text_prompt(tokenizer, request.prompt or "", add_special_tokens=specials)
+        ids = await text_prompt(tokenizer, request.prompt, add_special_tokens=specials)
     texts = None
     if request.return_token_strs:
         if len(ids) > MAX_TOKEN_STRINGS:

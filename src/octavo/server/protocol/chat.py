@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from octavo.server.errors import invalid
-from octavo.server.protocol.fields import MAX_TOKENS, Label, RequestModel, Whole
+from octavo.server.protocol.fields import INTEGRAL, MAX_TOKENS, Label, RequestModel
 from octavo.server.protocol.messages import Messages, TemplateVariables, template_variables
 from octavo.server.protocol.parsing import Unsupported
 from octavo.server.protocol.sampling import UNSUPPORTED_SAMPLING, SamplingFields
@@ -46,10 +46,10 @@ class ChatRequest(SamplingFields):
     """Fields of OpenAI's that are not supported yet are declared with the values that ask for nothing."""
 
     messages: Messages
-    max_tokens: Annotated[Whole, Field(ge=1, le=MAX_TOKENS)] | None = None
-    max_completion_tokens: Annotated[Whole, Field(ge=1, le=MAX_TOKENS)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), INTEGRAL] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), INTEGRAL] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), INTEGRAL] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: TemplateVariables | None = None
     parallel_tool_calls: bool | None = None

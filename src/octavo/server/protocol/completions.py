@@ -9,7 +9,7 @@ from pydantic.types import Discriminator
 
 from octavo.sampling_params import MAX_LOGPROBS
 from octavo.server.errors import invalid
-from octavo.server.protocol.fields import MAX_TOKENS, TokenIds, Whole
+from octavo.server.protocol.fields import INTEGRAL, MAX_TOKENS, SomeTokenIds
 from octavo.server.protocol.parsing import Unsupported
 from octavo.server.protocol.sampling import UNSUPPORTED_SAMPLING, SamplingFields
 
@@ -35,13 +35,11 @@ def _prompt_kind(value: Any) -> str | None:
 
 
 Texts = Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)]
-IdLists = Annotated[
-    list[Annotated[TokenIds, Field(min_length=1)]], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)
-]
+IdLists = Annotated[list[SomeTokenIds], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)]
 Prompt = Annotated[
     Annotated[str, Tag("text")]
     | Annotated[Texts, Tag("texts")]
-    | Annotated[TokenIds, Field(min_length=1), Tag("ids")]
+    | Annotated[SomeTokenIds, Tag("ids")]
     | Annotated[IdLists, Tag("id lists")],
     Discriminator(
         _prompt_kind,
@@ -53,8 +51,8 @@ Prompt = Annotated[
 
 class CompletionRequest(SamplingFields):
     prompt: Prompt
-    max_tokens: Annotated[Whole, Field(ge=0, le=MAX_TOKENS)] | None = None
-    logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS), INTEGRAL] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), INTEGRAL] | None = None
     echo: bool | None = None
     best_of: Literal[1] | None = None
     suffix: Literal[""] | None = None

@@ -22,7 +22,16 @@ def _integral(value: Any) -> Any:
     return int(value) if type(value) is float and value.is_integer() else value
 
 
-Whole = Annotated[int, BeforeValidator(_integral)]
-TokenId = Annotated[Whole, Field(ge=0, le=MAX_TOKENS)]
-TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=MAX_TOKENS)]], Field(fail_fast=True)]
+def _integrals(values: Any) -> Any:
+    if type(values) is list and float in set(map(type, values)):
+        return [_integral(value) for value in values]
+    return values
+
+
+# Last in an Annotated: bounds that come after it are lost in the JSON schema.
+INTEGRAL = BeforeValidator(_integral)
+TokenId = Annotated[int, Field(ge=0, le=MAX_TOKENS), INTEGRAL]
+_PlainId = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
+TokenIds = Annotated[list[_PlainId], Field(fail_fast=True), BeforeValidator(_integrals)]
+SomeTokenIds = Annotated[list[_PlainId], Field(fail_fast=True, min_length=1), BeforeValidator(_integrals)]
 Label = Annotated[str, StringConstraints(max_length=MAX_LABEL)]

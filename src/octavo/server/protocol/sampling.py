@@ -10,7 +10,7 @@ from pydantic.types import Discriminator
 from octavo.errors import InvalidRequest
 from octavo.sampling_params import MAX_CHOICES, MAX_STOP_LENGTH, MAX_STOP_STRINGS, SamplingParams
 from octavo.server.errors import invalid
-from octavo.server.protocol.fields import MAX_SALT, MAX_TOKENS, Label, RequestModel, TokenId, Whole
+from octavo.server.protocol.fields import INTEGRAL, MAX_SALT, MAX_TOKENS, Label, RequestModel, TokenId
 from octavo.server.protocol.parsing import Unsupported, named
 
 MAX_STOP_TOKEN_IDS = 128
@@ -48,20 +48,20 @@ class SamplingFields(RequestModel):
     model: Label | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[Whole, Field(ge=1, le=MAX_CHOICES)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES), INTEGRAL] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[Whole, Field(ge=-1, le=MAX_TOKENS)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS), INTEGRAL] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     logit_bias: Annotated[dict[BiasKey, BiasValue], Field(max_length=MAX_LOGIT_BIAS)] | None = None
-    seed: Annotated[Whole, Field(ge=-(2**63), le=2**64 - 1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1), INTEGRAL] | None = None
     stop: Stop | None = None
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: bool | None = None
-    priority: Annotated[Whole, Field(ge=-(2**31), le=2**31 - 1)] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), INTEGRAL] | None = None
     cache_salt: Annotated[str, StringConstraints(max_length=MAX_SALT)] | None = None
     # Accepted, for real clients send them, and nothing follows from them.
     user: Label | None = None
