@@ -36,6 +36,11 @@ class Behaviour:
     dies_at: int | None = None  # number of the stream in the middle of which it dies
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128  # or many clients at once would wait a second for their connection
+
+
 class StubEndpoint:
     def __init__(self, behaviour: Behaviour) -> None:
         self.behaviour = behaviour
@@ -53,8 +58,7 @@ class StubEndpoint:
                 super().setup()
                 outer._sockets.append(self.connection)
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=lambda: self._server.serve_forever(0.01), daemon=True)
         self._thread.start()
 

@@ -35,7 +35,9 @@ def test_ragged_lengths_spread_from_an_eighth_to_the_whole_and_depend_on_the_see
     assert plans != plan_cell(mix("ragged"), 2, 8, 400)
 
 
-@pytest.mark.parametrize(("percent", "num_requests", "expected"), [(25, 8, 2), (0, 8, 1), (1, 4, 1), (100, 4, 4)])
+@pytest.mark.parametrize(
+    ("percent", "num_requests", "expected"), [(25, 8, 2), (0, 8, 1), (1, 4, 1), (100, 4, 3), (50, 1, 0)]
+)
 def test_the_share_that_hangs_up_does_so_before_the_end(percent, num_requests, expected):
     plans = plan_cell(mix("cancel", cancel=percent), 7, 4, num_requests)
     cancelled = [each.cancel_after for each in plans if each.cancel_after is not None]

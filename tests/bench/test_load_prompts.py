@@ -107,7 +107,7 @@ def test_an_endpoint_that_counts_nothing_needs_a_tokenizer():
 def test_a_prompt_shorter_than_what_the_endpoint_adds_is_refused_with_both_numbers():
     with (
         serving_stub(takes_ids=False, has_tokenize=False, overhead=30) as stub,
-        pytest.raises(InvalidRequest, match=r"exactly 20 tokens: the shortest has 31 .* --prompt-tokens"),
+        pytest.raises(InvalidRequest, match=r"a prompt of 20 tokens: the shortest has 31, .* raise --prompt-tokens"),
     ):
         source_for(stub)
 

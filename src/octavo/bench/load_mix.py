@@ -94,11 +94,11 @@ def prompt_lengths(mix: Mix, seed: int, concurrencies: tuple[int, ...], per_clie
 
 
 def _cancelled(mix: Mix, num_requests: int, draw: random.Random) -> set[int]:
-    """Indices of the requests whose client hangs up: at least one, so that the mix is what it says."""
+    """Indices of the requests whose client hangs up: at least one, so that the mix is what it says; never all."""
     if mix.name != "cancel":
         return set()
     count = max(1, round(num_requests * mix.cancel_percent / 100))
-    return set(draw.sample(range(num_requests), count))
+    return set(draw.sample(range(num_requests), min(count, num_requests - 1)))
 
 
 def _ragged(most: int, draw: random.Random) -> int:

@@ -60,7 +60,12 @@ class TextPrompts:
     def prompt(self, num_tokens: int, draw: random.Random, shared: int = 0) -> Prompt:
         room = num_tokens - self._overhead
         num_words, rest = divmod(room, self._cost)
-        if room < 0 or (rest and self._pad is None):
+        if room < 0:
+            raise InvalidRequest(
+                f"cannot make a prompt of {num_tokens} tokens: the shortest has {self._overhead}, with any chat "
+                "template; raise --prompt-tokens (the ragged mix goes down to an eighth of it)"
+            )
+        if rest and self._pad is None:
             raise InvalidRequest(
                 f"cannot make a prompt of exactly {num_tokens} tokens: the shortest has {self._overhead} and a word "
                 f"adds {self._cost}; give another --prompt-tokens"

@@ -50,8 +50,9 @@ def cell_lines(cell: CellSummary, run: ServingRun) -> Iterator[str]:
         ("inter-token latency", cell.itl_s),
         ("time per output token", cell.tpot_s),
     ):
-        for quantile, spread in spreads.items():
-            yield f"  {name:<22} {quantile} {_milliseconds(spread)} ms"
+        if spreads:
+            told = "   ".join(f"{quantile} {_milliseconds(spread)}" for quantile, spread in spreads.items())
+            yield f"  {name:<22} {told} ms"
     if cell.tokens_per_chunk is not None:
         yield f"  tokens per chunk       {cell.tokens_per_chunk:.2f}; latencies are between chunks, not divided"
     yield f"  client's own load      {cell.client_cpu_share:.0%} of one CPU at most"
@@ -88,5 +89,5 @@ def _cautions(run: ServingRun) -> Iterator[str]:
         yield f"{count} requests failed: {error}"
 
 
-def _milliseconds(spread: Spread) -> Spread:
-    return Spread(spread.median * 1e3, spread.low * 1e3, spread.high * 1e3)
+def _milliseconds(spread: Spread) -> str:
+    return f"{spread.median * 1e3:,.1f} ({spread.low * 1e3:,.1f} to {spread.high * 1e3:,.1f})"
