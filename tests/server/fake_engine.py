@@ -94,6 +94,7 @@ class FakeEngine:
     reason: str = ""
     load_s: float = 0.0
     load_error: OctavoError | None = None
+    fail_after_s: float | None = None
     model_info: ModelInfo = INFO
     model_tokenizer: Tokenizer = field(default_factory=byte_tokenizer)
     counted: EngineStats = STATS
@@ -133,6 +134,11 @@ class FakeEngine:
             raise self.load_error
         if self.state == "loading":
             self.state = "ready"
+        if self.fail_after_s is not None:
+            asyncio.get_running_loop().call_later(self.fail_after_s, self._fail)
+
+    def _fail(self) -> None:
+        self.state = "failed"
 
     async def run(self, requests: Sequence[Request]) -> AsyncGenerator[list[StepEvent]]:
         if self.state != "ready":

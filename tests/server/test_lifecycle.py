@@ -325,6 +325,19 @@ def test_a_dead_engine_is_told_by_health_and_to_requests_while_the_server_lives(
         assert server.ended(10) == 0
 
 
+@pytest.mark.parametrize(("exits", "status"), [(True, 1), (False, None)])
+def test_a_failed_engine_ends_the_server_only_if_it_is_told_so(exits: bool, status: int | None) -> None:
+    with fake_server({"fail_after_s": 0.1, "reason": "out of luck"}, exit_on_failure=exits) as server:
+        server.wait_until_ready()
+        if exits:
+            assert server.ended(10) == status
+            assert "out of luck" in server.log and "Traceback" not in server.log
+        else:
+            time.sleep(1.5)
+            with server.client() as client:
+                assert client.get("/health").json() == {"status": "failed", "reason": "out of luck"}
+
+
 def _children(pid: int) -> list[int]:
     """Processes that `pid` started."""
     found = []

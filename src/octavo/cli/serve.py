@@ -46,6 +46,11 @@ DrainTimeout = Annotated[
     float, option("--drain-timeout", help="Seconds that running requests may go on once the server is told to end.")
 ]
 
+ExitOnFailure = Annotated[
+    bool,
+    option("--exit-on-failure", help="End, with status 1, when the engine has failed, for a supervisor to restart."),
+]
+
 
 @flags.with_engine_flags()
 def serve(
@@ -71,6 +76,7 @@ def serve(
     metrics: Metrics = True,
     root_path: RootPath = "",
     drain_timeout: DrainTimeout = 30.0,
+    exit_on_failure: ExitOnFailure = False,
 ) -> None:
     """Serve one model to OpenAI clients. SIGTERM or Ctrl-C lets running requests end; a second one does not."""
     # Whatever can be wrong is found before the address is taken, and that before anything heavy is imported.
@@ -93,6 +99,7 @@ def serve(
         request_timeout_s=request_timeout,
         queue_timeout_s=queue_timeout,
         drain_timeout_s=drain_timeout,
+        exit_on_failure=exit_on_failure,
     )
     if parallel < 1:
         raise InvalidRequest(f"--parallel is {parallel}; it must be at least 1")

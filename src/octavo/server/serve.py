@@ -11,6 +11,7 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -24,6 +25,7 @@ from octavo.server.settings import ServerSettings
 FLUSH_TIMEOUT_S = 5
 # How long an engine may take past the deadline of a drain, before it is stopped without having said so.
 DRAIN_GRACE_S = 10.0
+FAILURE_CHECK_S = 0.5
 SPARE_FILES = 256  # for what a process has open beside its connections
 KEEP_ALIVE_S = 75  # of an idle connection; longer than the 60 s after which proxies let theirs go
 _log = logging.getLogger("octavo.server")
@@ -32,8 +34,9 @@ _log = logging.getLogger("octavo.server")
 def serve(engine: ServingEngine, settings: ServerSettings, listener: socket.socket) -> int:
     """Serve on `listener` until a signal; returns the process's exit status.
 
-    That is 0 after a drain, and 128 + the signal's number if it came while the model was loading. A second signal ends
-    the process here, with 128 + its number. Raises what `engine.start` raises.
+    That is 0 after a drain, 128 + the signal's number if it came while the model was loading, and 1 after a failure of
+    the engine if the server is to end with it. A second signal ends the process here, with 128 + its number. Raises
+    what `engine.start` raises.
     """
     if not settings.api_keys and not is_loopback(listener):
         _log.warning("anyone who can reach %s can use it: no --api-key is set", url_of(listener, _tls(settings)))
@@ -94,15 +97,26 @@ async def _serve(
                 return 128 + signals.first.result() if signals.first.done() else 1
             loading.result()
             _log.info("ready: %s at %s/v1", _describe(engine.info, settings), url)
-            await asyncio.wait((serving, signals.first), return_when=asyncio.FIRST_COMPLETED)
-            if signals.first.done():
-                await _drain(engine, settings.drain_timeout_s)
-            return 0 if signals.first.done() else 1
+            ends: list[asyncio.Future[Any]] = [serving, signals.first]
+            if settings.exit_on_failure:
+                ends.append(asyncio.create_task(_failure(engine)))
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if not signals.first.done():
+                return 1
+            await _drain(engine, settings.drain_timeout_s)
+            return 0
         finally:
             loading.cancel()
             await engine.stop()
             server.should_exit = True
             await serving
+
+
+async def _failure(engine: ServingEngine) -> None:
+    """Returns once the engine has failed, after its requests have been told."""
+    while engine.status.state != "failed":
+        await asyncio.sleep(FAILURE_CHECK_S)
+    _log.error("the engine has failed, so the server ends: %s", engine.status.reason)
 
 
 async def _drain(engine: ServingEngine, deadline_s: float) -> None:

@@ -37,6 +37,7 @@ class ServerSettings:
     log_format: str = "text"
     metrics: bool = True
     root_path: str = ""
+    exit_on_failure: bool = False
     request_timeout_s: float | None = None
     queue_timeout_s: float | None = None
     body_timeout_s: float = 60.0
