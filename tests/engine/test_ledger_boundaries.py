@@ -79,7 +79,10 @@ def model_of(layout: tuple[LayerSpec, ...]) -> ModelConfig:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
+    shift = draw(st.booleans())
     config = EngineConfig(
+        context_limit_policy="shift" if shift else "stop",
+        keep=draw(st.sampled_from((0, 64, 512))) if shift else 0,
         block_size=draw(st.sampled_from((16, 32, 64))),
         max_num_seqs=draw(st.integers(1, 9)),
         prefill_chunk=draw(st.sampled_from((1, 16, 100, 2048))),
@@ -141,9 +144,8 @@ def test_windows_of_all_sequences_fit_at_the_same_time(case, budget):
     except CapacityError:
         assume(False)
     pool = case.pool(ledger)
-    for group, blocks, needed in zip(
-        pool.groups, ledger.num_blocks, pool.blocks_needed(ledger.max_context, case.storage), strict=True
-    ):
+    all_needed = pool.blocks_needed(ledger.max_context, case.storage, case.config.keep)
+    for group, blocks, needed in zip(pool.groups, ledger.num_blocks, all_needed, strict=True):
         if group.bounded:
             assert blocks >= case.config.max_num_seqs * needed
 

@@ -21,8 +21,8 @@ LLAMA_8B = group_layers([LayerSpec("full", 32, 8, 128, 128, 128**-0.5)] * 32)
 WINDOWS = group_layers([LayerSpec("full", 4, 2, 16, 16, 0.25), LayerSpec("sliding", 4, 2, 16, 16, 0.25, 50)])
 
 
-def demand(groups=LLAMA_8B, storage=StorageKind.PAGED, codecs=F16, block_size=16, append=2048) -> KVDemand:
-    return KVDemand(groups, codecs, storage, block_size, append)
+def demand(groups=LLAMA_8B, storage=StorageKind.PAGED, codecs=F16, block_size=16, append=2048, keep=0) -> KVDemand:
+    return KVDemand(groups, codecs, storage, block_size, append, keep=keep)
 
 
 def test_one_long_and_seven_short_sequences_take_their_own_tokens_not_eight_times_the_longest():
@@ -73,12 +73,14 @@ def test_windows_in_blocks_have_a_quarter_more_for_cached_prefixes():
     st.sampled_from((16, 32, 64)),
     st.sampled_from((1, 7, 64, 2048)),
     st.sampled_from(tuple(StorageKind)),
+    st.sampled_from((0, 64, 1024)),
 )
-def test_demand_is_what_the_pool_would_set_aside(lengths, block_size, append, storage):
+def test_demand_is_what_the_pool_would_set_aside(lengths, block_size, append, storage, keep):
     pool = CachePool(WINDOWS, block_size, (10_000, 10_000), 5, max_append_tokens=append)
-    found = demand(WINDOWS, storage, block_size=block_size, append=append)
-    assert [found.blocks(tokens) for tokens in lengths] == [pool.blocks_needed(tokens, storage) for tokens in lengths]
+    found = demand(WINDOWS, storage, block_size=block_size, append=append, keep=keep)
+    needed = [pool.blocks_needed(tokens, storage, keep) for tokens in lengths]
+    assert [found.blocks(tokens) for tokens in lengths] == needed
     per_token = found.bytes_per_token(WINDOWS[0])
-    blocks = sum(sum(pool.blocks_needed(tokens, storage)) for tokens in lengths)
+    blocks = sum(map(sum, needed))
     rings = len(lengths) * 50 * (storage is StorageKind.DENSE)
     assert found.bytes_of(lengths) == (blocks * block_size + rings) * per_token

@@ -32,9 +32,9 @@ class AdmissionPool(SequencePool):
             [g.max_blocks(storage, tokens, self.block_size, self.max_append_tokens, keep) for g in self.groups]
         )
 
-    def fits_ever(self, tokens: int, storage: StorageKind) -> bool:
+    def fits_ever(self, tokens: int, storage: StorageKind, keep: int = 0) -> bool:
         """True if a sequence of `tokens` tokens fits the pool when nothing else is in it."""
-        needed = self.blocks_needed(tokens, storage)
+        needed = self.blocks_needed(tokens, storage, keep)
         return all(n <= pool.num_blocks for n, pool in zip(needed, self.pools, strict=True))
 
     def largest_fit(self, storage: StorageKind) -> int | None:

@@ -116,26 +116,34 @@ def nothing_to_check(plan: ModelPlan, tokenizer: Tokenizer) -> None:
 
 
 def load(
-    model: str | None, config: EngineConfig, check: Callable[[ModelPlan, Tokenizer], None] = nothing_to_check
+    model: str | None,
+    config: EngineConfig,
+    check: Callable[[ModelPlan, Tokenizer], None] = nothing_to_check,
+    *,
+    exports: bool = False,
 ) -> LLM:
     """Find or fetch the model, load it, and say on stderr what was chosen.
 
-    `check` raises what is to be refused before weights are loaded.
+    `check` raises what is to be refused before weights are loaded. `exports` is as for `plan_model`.
     """
     from octavo.engine.core import EngineCore
     from octavo.llm import LLM
 
-    return LLM.over(EngineCore(load_weights(model, config, check), config))
+    return LLM.over(EngineCore(load_weights(model, config, check, exports=exports), config))
 
 
 def load_weights(
-    model: str | None, config: EngineConfig, check: Callable[[ModelPlan, Tokenizer], None] = nothing_to_check
+    model: str | None,
+    config: EngineConfig,
+    check: Callable[[ModelPlan, Tokenizer], None] = nothing_to_check,
+    *,
+    exports: bool = False,
 ) -> LoadedModel:
     from octavo.engine.loaded_model import load_model, plan_model
     from octavo.store import TerminalProgress, resolve_model
 
     path = resolve_model(model, progress=TerminalProgress())
-    plan = plan_model(path, config)
+    plan = plan_model(path, config, exports=exports)
     tokenizer = plan.checkpoint.tokenizer(force=config.force)
     check(plan, tokenizer)
     with loading_bar(plan) as progress:

@@ -16,7 +16,7 @@ CACHE_SHARE = 4  # windows in blocks get one more for every so many: room for ca
 class KVDemand:
     """K/V of a model under one storage. `append` is the most tokens of one sequence in one step.
 
-    `snapshots` of rings are kept for cached prefixes, unless they are off.
+    `snapshots` of rings are kept for cached prefixes, unless they are off. `keep` tokens at the front outlive windows.
     """
 
     groups: tuple[CacheGroup, ...]
@@ -25,6 +25,7 @@ class KVDemand:
     block_size: int
     append: int
     snapshots: bool = False
+    keep: int = 0
 
     def bytes_per_token(self, group: CacheGroup) -> int:
         """In all layers of the group."""
@@ -40,7 +41,10 @@ class KVDemand:
 
     def blocks(self, tokens: int) -> tuple[int, ...]:
         """Per group, the most blocks that a sequence growing to `tokens` tokens ever holds: what the pool asks for."""
-        return tuple(g.max_blocks(self.storage, tokens, self.block_size, self.append) for g in self.groups)
+        return tuple([self._blocks(group, tokens) for group in self.groups])
+
+    def _blocks(self, group: CacheGroup, tokens: int) -> int:
+        return group.max_blocks(self.storage, tokens, self.block_size, self.append, self.keep)
 
     def bytes_of(self, lengths: Sequence[int]) -> int:
         """K/V that sequences of these lengths hold at most, whole blocks and rings."""
@@ -63,7 +67,7 @@ class KVDemand:
 
         The pool wants one block of each group, also where rings make it idle.
         """
-        live = num_seqs * group.max_blocks(self.storage, max_context, self.block_size, self.append)
+        live = num_seqs * self._blocks(group, max_context)
         return max(1, live + -(-live // CACHE_SHARE))
 
     def windowed_bytes(self, num_seqs: int, max_context: int) -> int:

@@ -169,7 +169,13 @@ class _Planner:
     def demand(self) -> KVDemand:
         config, serving = self.config, self.serving
         return KVDemand(
-            self.groups, serving.codecs, serving.storage, config.block_size, append_tokens(config), config.prefix_cache
+            self.groups,
+            serving.codecs,
+            serving.storage,
+            config.block_size,
+            append_tokens(config),
+            snapshots=config.prefix_cache,
+            keep=config.keep,
         )
 
     # -- what there is for sequences of up to `length` tokens ------------------------------------------------------

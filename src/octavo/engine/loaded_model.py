@@ -64,9 +64,10 @@ class LoadedModel:
     load_s: float
 
 
-def plan_model(path: Path, config: EngineConfig, *, may_run_several: bool = True) -> ModelPlan:
+def plan_model(path: Path, config: EngineConfig, *, may_run_several: bool = True, exports: bool = False) -> ModelPlan:
     """Open and check the files, choose device, dtype, routes and storage, and work out the ledger.
 
+    `exports`: K/V of a sequence will be asked for, so there has to be memory for a copy.
     Raises `LoadError`, `CapacityError` or `InvalidRequest`; reads no weights.
     """
     checkpoint = open_checkpoint(path)
@@ -90,7 +91,7 @@ def plan_model(path: Path, config: EngineConfig, *, may_run_several: bool = True
     choice = "paged" if config.context_limit_policy == "shift" else config.storage
     storage = resolve_storage(choice, model.model_type, device.type, cls.supports_paged, several)
     threads = choose_threads(config.threads)
-    serving = _serving(storage.kind, codecs, device, threads)
+    serving = replace(_serving(storage.kind, codecs, device, threads), exports=exports)
     ledger = _ledger(checkpoint, config, serving, resident_bytes(checkpoint, routes, dtype), available_memory(device))
     config.check_keep(ledger.max_context)
     return ModelPlan(checkpoint, device, dtype, threads, routes, codecs, storage, ledger)

@@ -14,23 +14,29 @@ from octavo.models.config import ModelConfig
 from octavo.step_batch import StorageKind
 from octavo.storage.codecs import Codec
 from octavo.storage.compiled_attention import CompiledAttention
+from octavo.storage.undo import DEPTH
 
 _ROTARY_BLOCK = 4096  # positions that the rotary table grows by
 _ENCODED_SPAN = (32, 80)  # columns, and bytes that the compiled products take for them once encoded
 _TILE_ROWS, _TILE_KEYS, _LANES = 32, 64, 16  # of the compiled attention
 _VOCABULARY_ROWS = 24  # bytes per vocabulary entry of the sampler's scratch, and the temporaries beside it
+_ROTATED = 3  # float32 copies of a layer's keys that are there while a context shift rotates them
 _FRAGMENTATION = 1.5  # what the allocator takes of the system for temporaries, against their own size
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What decides which kernels serve, and so which copies they need. `gather`: a switch has paged rows gathered."""
+    """What decides which kernels serve, and so which copies they need. `gather`: a switch has paged rows gathered.
+
+    `exports`: K/V of a sequence may be copied into a snapshot for the caller.
+    """
 
     storage: StorageKind
     codecs: tuple[Codec, Codec]
     device: torch.device
     threads: int = 1
     gather: bool = False
+    exports: bool = False
 
 
 def step_tokens(config: EngineConfig, max_context: int) -> int:
@@ -52,7 +58,9 @@ def workspace_bytes(
     *,
     compiled: Sequence[bool],
 ) -> int:
-    """Rotary tables, the sampler's scratch, encoded activations, and attention's own, for sequences this long."""
+    """Rotary tables, the sampler's scratch, encoded activations, attention's own, and copies of K/V that come and go
+    between steps, for sequences this long.
+    """
     tokens = step_tokens(config, max_context)
     positions = -(-max_context // _ROTARY_BLOCK) * _ROTARY_BLOCK
     # A table is copied when it grows. Gemma has one for each kind of layer, others one in all.
@@ -68,7 +76,9 @@ def workspace_bytes(
         for group, fast in zip(groups, compiled, strict=True)
     )
     scores = 0 if all(compiled) else 4 * MAX_SCORES * 4
-    return tables + sampling + activations + scores + attention
+    copies = undo_bytes(groups, config, serving) + shift_bytes(groups, config, max_context)
+    copies += export_bytes(groups, serving, max_context) if serving.exports else 0
+    return tables + sampling + activations + scores + attention + copies
 
 
 def activation_bytes(model: ModelConfig, config: EngineConfig, max_context: int) -> int:
@@ -82,6 +92,42 @@ def activation_bytes(model: ModelConfig, config: EngineConfig, max_context: int)
 def are_compiled(groups: Sequence[CacheGroup], serving: Serving) -> tuple[bool, ...]:
     """Which groups the compiled attention serves."""
     return tuple(CompiledAttention.refusal_for(g.spec, serving.codecs, serving.device) is None for g in groups)
+
+
+def undo_bytes(groups: Sequence[CacheGroup], config: EngineConfig, serving: Serving) -> int:
+    """What decode steps overwrote in rings, and one layer's rows on their way there."""
+    if serving.storage is not StorageKind.DENSE:
+        return 0
+    windowed = [group for group in groups if group.spec.window is not None]
+    rows = sum((DEPTH * len(group.layers) + 1) * _encoded_bytes(group, serving) for group in windowed)
+    return config.max_num_seqs * rows
+
+
+def shift_bytes(groups: Sequence[CacheGroup], config: EngineConfig, max_context: int) -> int:
+    """Keys of one layer that are rotated in float32: what a shift leaves, after the kept tokens, of a full context."""
+    if config.context_limit_policy != "shift":
+        return 0
+    left = -(-max(0, max_context - config.keep) // 2) + config.block_size
+    widest = 0
+    for group in groups:
+        spec = group.spec
+        rows = left if spec.window is None else min(left, spec.window - 1 + append_tokens(config))
+        widest = max(widest, rows * spec.num_kv_heads * spec.k_dim * 4)
+    return int(widest * _ROTATED * _FRAGMENTATION)
+
+
+def export_bytes(groups: Sequence[CacheGroup], serving: Serving, max_context: int) -> int:
+    """All that one sequence holds, encoded, outside of the cache."""
+    return sum(
+        min(max_context, group.spec.window or max_context) * len(group.layers) * _encoded_bytes(group, serving)
+        for group in groups
+    )
+
+
+def _encoded_bytes(group: CacheGroup, serving: Serving) -> int:
+    """K and V of one token in one layer."""
+    spec, (k_codec, v_codec) = group.spec, serving.codecs
+    return spec.num_kv_heads * (k_codec.bytes_per_row(spec.k_dim) + v_codec.bytes_per_row(spec.v_dim))
 
 
 def _compiled_bytes(group: CacheGroup, config: EngineConfig, serving: Serving, max_context: int) -> int:

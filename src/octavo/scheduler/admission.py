@@ -25,7 +25,7 @@ def admit_to_queue(
             f"the prompt has {num_prompt} tokens and the request may have {total} in all, which leaves none to "
             f"generate; shorten the prompt to at most {total - 1} tokens or raise the context limit"
         )
-    if not pool.fits_ever(total, storage):
+    if not pool.fits_ever(total, storage, state.keep):
         raise CapacityError(
             f"the prompt has {num_prompt} tokens and with {total - num_prompt} new ones makes {total}; at most "
             f"{pool.largest_fit(storage)} fit the KV cache; shorten the prompt, lower max_tokens, or give the KV "
