@@ -62,12 +62,12 @@ def mock_engine(progress: Progress, settings: MockSettings) -> EngineParts:
         prefix_cache=settings.prefix_cache,
         threads=1,
     )
-    torch.set_num_threads(1)
     return engine_parts(EngineCore(mock_model(config, settings.step_s), config), config, "mock")
 
 
 def mock_model(config: EngineConfig, step_s: float) -> LoadedModel:
-    """A `LoadedModel` for an `EngineCore` of its own."""
+    """A `LoadedModel` for an `EngineCore` of its own. Sets torch's thread count, as loading a model does."""
+    torch.set_num_threads(1)
     tokenizer = mock_tokenizer()
     shape = ModelConfig(
         model_type="mock",
