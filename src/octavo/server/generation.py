@@ -217,7 +217,7 @@ def _failure(event: StepEvent) -> HttpError:
     return fault_error(event.fault or "fault", event.error or "the engine ended the request")
 
 
-def fold(choices: dict[int, ChoiceDelta], deltas: Sequence[ChoiceDelta]) -> None:
-    """Append `deltas` to the whole answers in `choices`, by index."""
-    for delta in deltas:
-        _merge(choices, delta)
+def joined(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
+    """All deltas of one choice as one: its whole answer."""
+    scored = [each for delta in deltas for each in delta.scored]
+    return ChoiceDelta(deltas[0].index, "".join([delta.text for delta in deltas]), scored, deltas[-1].finish_reason)

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from octavo.errors import OctavoError
 from octavo.server.errors import http_error
-from octavo.server.generation import CallUsage, ChoiceDelta, Generation, fold
+from octavo.server.generation import CallUsage, ChoiceDelta, Generation, joined
 
 STALL_S = 30.0  # that a client may leave what was sent to it unread
 _KEEP_ALIVE = b": keep-alive\n\n"
@@ -79,11 +79,13 @@ class GenerationResponse(Response):
             _log.info("%s: the client has gone", self._generation.call_id)
 
     async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
-        choices: dict[int, ChoiceDelta] = {}
+        pieces: dict[int, list[ChoiceDelta]] = {}
         async with aclosing(self._generation.deltas()) as batches:
             async for deltas in batches:
-                fold(choices, deltas)
-        body = self._answer.whole([choices[index] for index in sorted(choices)], self._generation.usage)
+                for delta in deltas:
+                    pieces.setdefault(delta.index, []).append(delta)
+        choices = [joined(pieces[index]) for index in sorted(pieces)]
+        body = self._answer.whole(choices, self._generation.usage)
         await Response(body, media_type=self.media_type)(scope, receive, send)
 
     async def _send_events(self, events: _EventStream) -> None:
