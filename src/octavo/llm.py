@@ -39,6 +39,7 @@ class _Choice:
     finish_reason: FinishReason | None = None
     times: RequestTimes | None = None
     num_cached_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
     def take(self, event: StepEvent) -> None:
         if event.error is not None:
@@ -49,6 +50,8 @@ class _Choice:
             self.logprobs.append(event.logprobs)
         if event.num_cached_tokens is not None:
             self.num_cached_tokens = event.num_cached_tokens
+        if event.prompt_logprobs is not None:
+            self.prompt_logprobs = event.prompt_logprobs
         self.finish_reason, self.times = event.delta.finish_reason, event.times
 
     def completion(self, params: SamplingParams) -> Completion:
@@ -218,6 +221,7 @@ class LLM:
             timings=_timings(self.loaded.load_s, len(prompt) - cached, completions, times),
             storage=self.core.storage.value,
             routes={name: count for name, count in taken.items() if count},
+            prompt_logprobs=choices[0].prompt_logprobs,
         )
 
 
@@ -236,7 +240,7 @@ def _timings(
     """The slowest choice's times; decode speed counts tokens after the first of each choice."""
     prefill_s = max(each.prefill_s for each in times)
     decode_s = max(each.decode_s for each in times)
-    decoded = sum(len(each.token_ids) - 1 for each in completions)
+    decoded = sum(max(0, len(each.token_ids) - 1) for each in completions)
     return Timings(
         load_s=load_s,
         prefill_s=prefill_s,

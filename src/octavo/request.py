@@ -28,6 +28,11 @@ class Request:
     queue_timeout_s: float | None = None
     timeout_s: float | None = None
 
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the log-probabilities of the prompt are wanted: of several choices, the first tells them."""
+        return self.params.prompt_logprobs is not None and self.choice == 0
+
 
 @dataclass(slots=True)
 class RequestState:

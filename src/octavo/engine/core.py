@@ -20,8 +20,9 @@ from octavo.engine.events import Fault, RequestTimes, StepEvent
 from octavo.engine.hand_off import NO_HAND_OFF, HandOff, model_identity
 from octavo.engine.ledger import Ledger
 from octavo.engine.loaded_model import LoadedModel
-from octavo.engine.model_runner import ModelRunner
+from octavo.engine.model_runner import ModelRunner, sampled_rows
 from octavo.engine.output_processor import OutputProcessor
+from octavo.engine.prompt_scores import UNSOUND_PROMPT, PromptScores
 from octavo.engine.sampler import Sampler, SampleResult, SamplerRow
 from octavo.errors import CapacityError, InvalidRequest, OctavoError, shown
 from octavo.request import Request, RequestState
@@ -39,6 +40,7 @@ class _Live:
     output: OutputProcessor
     start: KVSnapshot | None  # until it has been imported
     export: bool
+    scores: PromptScores | None = None  # until they are told
     handle: SequenceHandle | None = None  # of the last step
     started: float | None = None
     first_token: float | None = None
@@ -141,7 +143,8 @@ class EngineCore:
             raise self._too_long(len(prompt))
         request.params.check_vocabulary(vocab_size)
         wanted = request.params.max_tokens
-        return self.max_context if wanted is None else min(self.max_context, len(prompt) + wanted)
+        # One that generates nothing still computes its last token, which makes room for one more.
+        return self.max_context if wanted is None else min(self.max_context, len(prompt) + max(1, wanted))
 
     def _too_long(self, num_prompt: int) -> OctavoError:
         most, limit = self.max_context, self.ledger.context_limit
@@ -170,6 +173,11 @@ class EngineCore:
         limit = self.check(request)
         start = hand_off.start
         if start is not None:
+            if request.scores_prompt:
+                raise InvalidRequest(
+                    f"prompt_logprobs is {request.params.prompt_logprobs} and the prompt's K/V comes with a snapshot, "
+                    "so no logits tell them; leave out one of the two"
+                )
             start.check_model(self.identity)
             self.runner.cache.check(start)
             start.check_prefix_of(request.prompt_token_ids)
@@ -189,7 +197,7 @@ class EngineCore:
             request_id=request.request_id,
         )
         self._scheduler.add(state)
-        self._live[request.request_id] = _Live(state, output, start, hand_off.export)
+        self._live[request.request_id] = _Live(state, output, start, hand_off.export, scores=_scores(request))
 
     def export(self, request_id: str) -> KVSnapshot:
         """The K/V of a running request as it is between two steps: all its tokens but the last, newest one.
@@ -261,13 +269,23 @@ class EngineCore:
         for i, snapshot in step.restores:
             assert isinstance(snapshot, RingState), "the engine's snapshots are of rings"
             self.runner.cache.restore_ring(step.batch.rows[i].slot, snapshot)
-        logits = self.runner.execute(step.batch)
+        hidden = self.runner.forward(step.batch)
+        self._score(step, hidden)
+        logits = self.runner.logits(sampled_rows(hidden, step.batch))
         rings = [self.runner.cache.ring_state(step.batch.rows[i].slot) for i in step.captures]
         sampled = [state for row, state in zip(step.batch.rows, step.states, strict=True) if row.sample]
         if self._on_logits is not None:
             for state, row in zip(sampled, logits, strict=True):
                 self._on_logits(state.request.request_id, row)
         return _Ran(sampled, self._sampler.sample(logits, [_sampler_row(state) for state in sampled]), rings)
+
+    def _score(self, step: ScheduledStep, hidden: Tensor) -> None:
+        end = 0
+        for state, row in zip(step.states, step.batch.rows, strict=True):
+            begin, end = end, end + row.num_tokens
+            scores = self._live[state.request.request_id].scores
+            if scores is not None:
+                scores.add(hidden[begin:end], row.start, self.runner, self._sampler)
 
     def _hand_out(self, step: ScheduledStep, ran: _Ran) -> list[StepEvent]:
         result = ran.result
@@ -283,7 +301,15 @@ class EngineCore:
             num_cached = live.untold_cached_tokens
             if live.first_token is None:
                 live.first_token = now
-            delta = live.output.push(token_id) if error is None else live.output.abort("error")
+            error = error or (UNSOUND_PROMPT if live.scores is not None and live.scores.failed else None)
+            if error is not None:
+                delta, found = live.output.abort("error"), None
+            elif state.request.params.max_tokens == 0:
+                delta, found = live.output.abort("length"), None
+            else:
+                delta = live.output.push(token_id)
+            scored = live.scores.entries if live.scores is not None and error is None else None
+            live.scores = None
             times = snapshot = None
             if delta.finish_reason is not None:
                 times = RequestTimes(live.first_token - (live.started or now), now - live.first_token)
@@ -292,8 +318,13 @@ class EngineCore:
                 self._scheduler.finish(request_id, delta.finish_reason)
                 del self._live[request_id]
             fault: Fault | None = None if error is None else "fault"
-            events.append(StepEvent(delta, found, times, error, fault, num_cached, snapshot=snapshot))
+            events.append(StepEvent(delta, found, times, error, fault, num_cached, scored, snapshot))
         return events
+
+
+def _scores(request: Request) -> PromptScores | None:
+    num_top = request.params.prompt_logprobs
+    return PromptScores(request.prompt_token_ids, num_top) if request.scores_prompt and num_top is not None else None
 
 
 def _sampler_row(state: RequestState) -> SamplerRow:

@@ -9,6 +9,10 @@ from octavo.engine.sampler import Sampler
 from octavo.outputs import TokenLogprobs
 
 SCORED_ROWS = 16  # whose logits exist at a time
+UNSOUND_PROMPT = (
+    "the logits of the prompt hold NaN or +inf, or are all -inf; the model's weights or the compute dtype are at "
+    "fault: try --dtype float32"
+)
 
 
 class PromptScores:

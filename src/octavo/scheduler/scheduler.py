@@ -90,7 +90,7 @@ class Scheduler:
         return bool(self._waiting or self._running)
 
     def add(self, state: RequestState, storage: StorageKind | None = None, domain: PrefixDomain | None = None) -> None:
-        """Put a request at the end of the line. `domain` is whom it shares a prefix with; one for all unless given.
+        """Put a request at the end of the line. `domain` is whom it shares a prefix with: all of its salt unless given.
 
         Raises `InvalidRequest` (id in use, empty prompt, no room for a token) or `CapacityError` (can never fit).
         """
@@ -98,10 +98,10 @@ class Scheduler:
         if request_id in self._running or request_id in self._waiting:
             raise InvalidRequest(f"request id {request_id!r} is in use; choose another")
         storage = storage or self._storage
-        if not self._prefix_cache:
+        if not self._prefix_cache or state.request.scores_prompt:  # what is not computed has no logits
             domain = None
         elif domain is None:
-            domain = PrefixDomain()
+            domain = PrefixDomain(salt=state.request.cache_salt)
         self._waiting.push(admit_to_queue(self._pool, state, storage, domain))
 
     def schedule(self) -> ScheduledStep | None:
