@@ -20,9 +20,9 @@ from octavo.engine.events import StepEvent
 from octavo.errors import EngineFault, QueueFull
 from octavo.outputs import TextDelta
 from octavo.sampling_params import SamplingParams
+from octavo.server.answer_frame import AnswerFrame
 from octavo.server.chat import ChatAnswer
 from octavo.server.generation import ChoiceDelta, Generation, Prompt
-from octavo.server.protocol.chat import ChatRequest
 from octavo.server.settings import ServerSettings
 from octavo.server.state import ServerState
 from octavo.server.streaming import GenerationResponse
@@ -246,12 +246,14 @@ def test_a_refusal_that_comes_after_the_first_comment_is_an_error_event() -> Non
     asyncio.run(scenario())
 
 
+def generation_and_answer(engine: FakeEngine, model: str = "m") -> tuple[Generation, ChatAnswer]:
+    generation = Generation(ServerState(engine, ServerSettings()), [Prompt((1, 2))], SamplingParams(), kind="chatcmpl")
+    frame = AnswerFrame(generation, model, "fp", whole_kind="whole", chunk_kind="chunk", with_usage=False)
+    return generation, ChatAnswer(frame, byte_tokenizer(), with_logprobs=False)
+
+
 def response_over(engine: FakeEngine, **times: float) -> GenerationResponse:
-    state = ServerState(engine, ServerSettings())
-    request = ChatRequest.model_validate({"messages": HI})
-    generation = Generation(state, [Prompt((1, 2))], SamplingParams(), kind="chatcmpl")
-    answer = ChatAnswer(generation, "m", "fp", byte_tokenizer(), request)
-    return GenerationResponse(generation, answer, stream=True, **{"keep_alive_s": 15.0, **times})
+    return GenerationResponse(*generation_and_answer(engine), stream=True, **{"keep_alive_s": 15.0, **times})
 
 
 @pytest.mark.parametrize("step_s", [0.001, 60], ids=["tokens", "comments"])
@@ -320,11 +322,6 @@ def test_an_unexpected_exception_leaves_the_application_and_ends_the_requests() 
 
 
 def test_chunks_are_ascii_so_that_no_reader_can_cut_a_character_or_a_line() -> None:
-    answer = chat(FakeEngine(reply=REPLY), stream=True)
-    assert answer.body.isascii()
-    request = ChatRequest.model_validate({"messages": HI})
-    generation = Generation(
-        ServerState(FakeEngine(), ServerSettings()), [Prompt((1,))], SamplingParams(), kind="chatcmpl"
-    )
-    written = ChatAnswer(generation, 'na"me', "fp", byte_tokenizer(), request).chunks([ChoiceDelta(0, REPLY)])
-    assert texts_of(events_of(written)) == {0: REPLY}
+    assert chat(FakeEngine(reply=REPLY), stream=True).body.isascii()
+    _, answer = generation_and_answer(FakeEngine(), model='na"me')
+    assert texts_of(events_of(answer.chunks([ChoiceDelta(0, REPLY)]))) == {0: REPLY}

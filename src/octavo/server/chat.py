@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
+from octavo.server.answer_frame import AnswerFrame
 from octavo.server.fingerprint import system_fingerprint
 from octavo.server.generation import CallUsage, ChoiceDelta, Generation, Prompt
 from octavo.server.logprobs import chat_logprobs
@@ -36,33 +37,26 @@ async def answer_chat(state: ServerState, body: dict[str, Any]) -> GenerationRes
         priority=request.priority or 0,
         cache_salt=request.cache_salt or "",
     )
-    answer = ChatAnswer(generation, model, system_fingerprint(info), tokenizer, request)
+    frame = AnswerFrame(
+        generation,
+        model,
+        system_fingerprint(info),
+        whole_kind="chat.completion",
+        chunk_kind="chat.completion.chunk",
+        with_usage=request.streams_usage,
+    )
+    answer = ChatAnswer(frame, tokenizer, with_logprobs=request.num_logprobs is not None)
     return GenerationResponse(generation, answer, stream=bool(request.stream), keep_alive_s=state.settings.keep_alive_s)
 
 
 class ChatAnswer:
-    """Writes chat completions and their chunks. All text is ASCII, so that no reader can cut a character or a line.
+    """Writes chat completions and their chunks."""
 
-    What all chunks of a call have in common is written once.
-    """
-
-    def __init__(
-        self, generation: Generation, model: str, fingerprint: str, tokenizer: Tokenizer, request: ChatRequest
-    ) -> None:
+    def __init__(self, frame: AnswerFrame, tokenizer: Tokenizer, *, with_logprobs: bool) -> None:
+        self._frame = frame
         self._tokenizer = tokenizer
-        self._with_logprobs = request.num_logprobs is not None
-        self._with_usage = request.streams_usage
+        self._with_logprobs = with_logprobs
         self._begun: set[int] = set()
-        self._frame = {
-            "id": generation.call_id,
-            "object": "chat.completion",
-            "created": generation.created,
-            "model": model,
-            "system_fingerprint": fingerprint,
-        }
-        frame = json.dumps({**self._frame, "object": "chat.completion.chunk"}, separators=(",", ":"))
-        self._head = f"data: {frame[:-1]},"
-        self._tail = ',"usage":null}\n\n' if self._with_usage else "}\n\n"
 
     def chunks(self, deltas: Sequence[ChoiceDelta]) -> bytes:
         """Each choice begins with a chunk that has the role, and ends with one that has nothing but the reason."""
@@ -79,31 +73,22 @@ class ChatAnswer:
         return "".join(written).encode("ascii")
 
     def _chunk(self, index: int, delta: str, logprobs: str = "null", reason: str = "null") -> str:
-        return (
-            f'{self._head}"choices":[{{"index":{index},"delta":{delta},"logprobs":{logprobs},'
-            f'"finish_reason":{reason}}}]{self._tail}'
-        )
+        return self._frame.chunk(f'{{"index":{index},"delta":{delta},"logprobs":{logprobs},"finish_reason":{reason}}}')
 
     def _logprobs(self, delta: ChoiceDelta) -> str:
         return json.dumps(chat_logprobs(self._tokenizer, delta.scored)) if self._with_logprobs else "null"
 
     def usage_chunk(self, usage: CallUsage) -> bytes:
-        if not self._with_usage:
-            return b""
-        return f'{self._head}"choices":[],"usage":{json.dumps(usage.as_json())}}}\n\n'.encode("ascii")
+        return self._frame.usage_chunk(usage)
 
     def whole(self, choices: Sequence[ChoiceDelta], usage: CallUsage) -> bytes:
-        answer = {
-            **self._frame,
-            "choices": [
-                {
-                    "index": choice.index,
-                    "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                    "logprobs": chat_logprobs(self._tokenizer, choice.scored) if self._with_logprobs else None,
-                    "finish_reason": choice.finish_reason,
-                }
-                for choice in choices
-            ],
-            "usage": usage.as_json(),
-        }
-        return json.dumps(answer, separators=(",", ":")).encode("ascii")
+        told = [
+            {
+                "index": choice.index,
+                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "logprobs": chat_logprobs(self._tokenizer, choice.scored) if self._with_logprobs else None,
+                "finish_reason": choice.finish_reason,
+            }
+            for choice in choices
+        ]
+        return self._frame.whole(told, usage)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
+from octavo.server.answer_frame import AnswerFrame
 from octavo.server.fingerprint import system_fingerprint
 from octavo.server.generation import CallUsage, ChoiceDelta, Generation, Prompt
 from octavo.server.logprobs import CompletionLogprobs
@@ -36,37 +37,33 @@ async def answer_completion(state: ServerState, body: dict[str, Any]) -> Generat
         priority=request.priority or 0,
         cache_salt=request.cache_salt or "",
     )
-    answer = CompletionAnswer(generation, prompts, model, system_fingerprint(info), tokenizer, request)
+    frame = AnswerFrame(
+        generation,
+        model,
+        system_fingerprint(info),
+        whole_kind="text_completion",
+        chunk_kind="text_completion",
+        with_usage=request.streams_usage,
+    )
+    answer = CompletionAnswer(
+        frame, tokenizer, prompts, request.num_choices, with_logprobs=request.logprobs is not None
+    )
     return GenerationResponse(generation, answer, stream=bool(request.stream), keep_alive_s=state.settings.keep_alive_s)
 
 
 class CompletionAnswer:
-    """Writes text completions and their chunks, which look alike. All text is ASCII, as in `ChatAnswer`."""
+    """Writes text completions and their chunks, which look alike."""
 
     def __init__(
-        self,
-        generation: Generation,
-        prompts: Sequence[Prompt],
-        model: str,
-        fingerprint: str,
-        tokenizer: Tokenizer,
-        request: CompletionRequest,
+        self, frame: AnswerFrame, tokenizer: Tokenizer, prompts: Sequence[Prompt], n: int, *, with_logprobs: bool
     ) -> None:
+        """Each of `prompts` has `n` choices."""
+        self._frame = frame
         self._tokenizer = tokenizer
-        self._with_logprobs = request.logprobs is not None
-        self._with_usage = request.streams_usage
         self._prompts = prompts
-        self._n = request.num_choices
+        self._n = n
+        self._with_logprobs = with_logprobs
         self._scores: dict[int, CompletionLogprobs] = {}  # by choice
-        self._frame = {
-            "id": generation.call_id,
-            "object": "text_completion",
-            "created": generation.created,
-            "model": model,
-            "system_fingerprint": fingerprint,
-        }
-        self._head = f"data: {json.dumps(self._frame, separators=(',', ':'))[:-1]},"
-        self._tail = ',"usage":null}\n\n' if self._with_usage else "}\n\n"
 
     def chunks(self, deltas: Sequence[ChoiceDelta]) -> bytes:
         """One chunk for each delta that says something."""
@@ -77,8 +74,10 @@ class CompletionAnswer:
             reason = "null" if delta.finish_reason is None else f'"{delta.finish_reason}"'
             logprobs = json.dumps(self._entries(delta)) if self._with_logprobs else "null"
             written.append(
-                f'{self._head}"choices":[{{"index":{delta.index},"text":{encode_basestring_ascii(delta.text)},'
-                f'"logprobs":{logprobs},"finish_reason":{reason}}}]{self._tail}'
+                self._frame.chunk(
+                    f'{{"index":{delta.index},"text":{encode_basestring_ascii(delta.text)},'
+                    f'"logprobs":{logprobs},"finish_reason":{reason}}}'
+                )
             )
         return "".join(written).encode("ascii")
 
@@ -91,22 +90,16 @@ class CompletionAnswer:
         return scores.entries(delta.scored)
 
     def usage_chunk(self, usage: CallUsage) -> bytes:
-        if not self._with_usage:
-            return b""
-        return f'{self._head}"choices":[],"usage":{json.dumps(usage.as_json())}}}\n\n'.encode("ascii")
+        return self._frame.usage_chunk(usage)
 
     def whole(self, choices: Sequence[ChoiceDelta], usage: CallUsage) -> bytes:
-        answer = {
-            **self._frame,
-            "choices": [
-                {
-                    "index": choice.index,
-                    "text": choice.text,
-                    "logprobs": self._entries(choice) if self._with_logprobs else None,
-                    "finish_reason": choice.finish_reason,
-                }
-                for choice in choices
-            ],
-            "usage": usage.as_json(),
-        }
-        return json.dumps(answer, separators=(",", ":")).encode("ascii")
+        told = [
+            {
+                "index": choice.index,
+                "text": choice.text,
+                "logprobs": self._entries(choice) if self._with_logprobs else None,
+                "finish_reason": choice.finish_reason,
+            }
+            for choice in choices
+        ]
+        return self._frame.whole(told, usage)
