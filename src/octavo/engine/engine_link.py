@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Protocol
 
 from octavo.engine.engine_loop import EngineLoop
@@ -51,7 +51,7 @@ class EngineLink(Protocol):
     """Used on one event loop's thread."""
 
     async def open(self, launch: Launch, listener: LinkListener) -> None:
-        """Start the engine; what it says goes to `listener`."""
+        """Start the engine; what it says goes to `listener`. A process may not outlive the thread that opened it."""
         ...
 
     def send(self, command: Command) -> None:
@@ -168,7 +168,7 @@ class ThreadLink:
         self._listener = None
         self._commands.put(Stop())
         if self._life is not None:
-            await asyncio.wait([asyncio.wrap_future(self._life)], timeout=grace_s)
+            await asyncio.to_thread(wait, [self._life], grace_s)
         self._executor.shutdown(wait=False)
 
     def _live(self, launch: Launch) -> None:
@@ -257,6 +257,3 @@ def _ending(status: int) -> str:
         name = f"signal {-status}"
     hint = "; the system may have run out of memory" if name == "SIGKILL" else ""
     return f"was killed by {name}{hint}"
-
-
-__all__ = ["EngineLink", "LinkListener", "ProcessLink", "ThreadLink", "log_level"]

@@ -200,7 +200,10 @@ def make_engine(launch: Launch, send: Callable[[Message], None]) -> EngineParts:
 
 
 def _die_with(parent: int) -> None:
-    """Have the kernel, where it can, end this process with its parent, even while a step holds the interpreter."""
+    """Have the kernel, where it can, end this process with its parent, even while a step holds the interpreter.
+
+    Linux takes the thread that started this process for the parent: here the event loop's, which stays.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
