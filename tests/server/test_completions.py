@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from api_calls import COMPLETIONS, complete, post, reasons_of, streamed, texts_of, whole
-from fake_engine import INFO, FakeEngine, byte_tokenizer
+from fake_engine import FakeEngine, byte_tokenizer
 
 IDS = [72, 73, 74]
 
@@ -120,13 +120,6 @@ def test_no_tokens_at_all_need_an_echo() -> None:
     assert answer.status == 400 and answer.error["param"] == "max_tokens"
     choice = whole(COMPLETIONS, {"prompt": "there", "max_tokens": 0, "echo": True})["choices"][0]
     assert choice == {"index": 0, "text": "there", "logprobs": None, "finish_reason": "length"}
-
-
-def test_a_prompt_that_is_only_scored_may_fill_the_context() -> None:
-    body = {"prompt": "x" * INFO.max_context, "max_tokens": 0, "echo": True}
-    assert whole(COMPLETIONS, body)["usage"]["prompt_tokens"] == INFO.max_context
-    body["prompt"] += "x"
-    assert post(COMPLETIONS, body).error["code"] == "context_length_exceeded"
 
 
 def test_tokenize_gives_what_a_completion_would_use() -> None:

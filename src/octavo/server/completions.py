@@ -28,7 +28,7 @@ async def answer_completion(state: ServerState, body: dict[str, Any]) -> Generat
     check_counts(state.settings, len(request.prompts), request.num_choices)
     params = request.sampling_params(info.vocab_size, request.max_tokens, request.logprobs, request.num_prompt_logprobs)
     prompts = await completion_prompts(tokenizer, request)
-    check_prompts([each.token_ids for each in prompts], info, "prompt", scored_only=request.max_tokens == 0)
+    check_prompts([each.token_ids for each in prompts], info, "prompt")
     generation = Generation(
         state,
         prompts,

@@ -65,12 +65,9 @@ def check_counts(settings: ServerSettings, num_prompts: int, n: int) -> None:
         )
 
 
-def check_prompts(prompts: Sequence[Sequence[int]], info: ModelInfo, field: str, *, scored_only: bool = False) -> None:
-    """Raises a 400 `HttpError` naming `field` for a prompt that is empty, too long, or not of this vocabulary.
-
-    A prompt that is only scored needs no room for a new token.
-    """
-    most = info.max_context if scored_only else info.max_prompt_tokens
+def check_prompts(prompts: Sequence[Sequence[int]], info: ModelInfo, field: str) -> None:
+    """Raises a 400 `HttpError` naming `field` for a prompt that is empty, too long, or not of this vocabulary."""
+    most = info.max_prompt_tokens
     for number, ids in enumerate(prompts):
         name = field if len(prompts) == 1 else f"{field}[{number}]"
         if not ids:
