@@ -171,18 +171,33 @@ def test_the_async_client_runs_many_at_once(server: Server) -> None:
     asyncio.run(scenario())
 
 
-def test_a_stream_that_is_closed_early_frees_its_blocks(server: Server, client: openai.OpenAI) -> None:
-    fields: dict[str, Any] = {**GREEDY, "max_tokens": 400, "extra_body": {"ignore_eos": True}}
-    with client.completions.create(prompt="On and on", stream=True, **fields) as stream:
-        next(iter(stream))
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_blocks(server: Server, stream: bool) -> None:
     headers = {"authorization": f"Bearer {KEY}"}
+    generated = _counter(server, headers)
+    fields: dict[str, Any] = {**GREEDY, "max_tokens": 500, "n": 4, "extra_body": {"ignore_eos": True}}
+    with server.client() as client:
+        if stream:
+            with client.completions.create(prompt="On and on", stream=True, **fields) as chunks:
+                next(iter(chunks))
+        else:
+            with pytest.raises(openai.APITimeoutError):
+                client.completions.create(prompt="On and on", timeout=0.3, **fields)
     end = time.monotonic() + 10
     while True:
         groups = httpx.get(f"{server.url}/v1/cache/stats", headers=headers).json()["groups"]
         if all(group["live"] == 0 for group in groups):
-            return
+            break
         assert time.monotonic() < end, groups
         time.sleep(0.05)
+    assert _counter(server, headers) - generated < 4 * 500  # it did not run to its end
+
+
+def _counter(server: Server, headers: dict[str, str]) -> float:
+    page = httpx.get(f"{server.url}/metrics", headers=headers).text
+    found = re.search(r"^octavo_generation_tokens_total (\S+)", page, re.MULTILINE)
+    assert found is not None
+    return float(found[1])
 
 
 def test_errors_are_the_clients_own_exceptions(server: Server, client: openai.OpenAI) -> None:
