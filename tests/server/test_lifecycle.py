@@ -163,6 +163,22 @@ def test_idle_connections_and_half_sent_headers_hurt_nobody() -> None:  # report
         assert "Traceback" not in server.log
 
 
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads the server's memory from /proc")
+def test_a_body_of_200_mb_is_refused_without_being_kept() -> None:  # report R056
+    piece = b"x" * (1 << 20)
+    headers = {"content-type": "application/json"}
+    with fake_server() as server, server.client(headers=headers) as client:
+        server.wait_until_ready()
+        assert client.get("/v1/models").status_code == 200
+        before = _peak_mib(server.process.pid)
+        for length in ({"content-length": str(200 << 20)}, {}):
+            answer = client.post("/v1/completions", content=(piece for _ in range(200)), headers=length)
+            assert answer.status_code == 413
+            assert answer.json()["error"]["code"] == "body_too_large"
+        assert _peak_mib(server.process.pid) - before < 40  # a body of 16 MiB may be kept, in pieces
+        assert client.get("/health").status_code == 200
+
+
 def test_no_key_beyond_loopback_is_warned_of_and_a_key_is_not() -> None:
     with fake_server(host="0.0.0.0") as open_to_all:
         open_to_all.wait_until_ready()
@@ -336,6 +352,12 @@ def test_a_failed_engine_ends_the_server_only_if_it_is_told_so(exits: bool, stat
             time.sleep(1.5)
             with server.client() as client:
                 assert client.get("/health").json() == {"status": "failed", "reason": "out of luck"}
+
+
+def _peak_mib(pid: int) -> float:
+    """The most memory that a process has had."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
 def _children(pid: int) -> list[int]:

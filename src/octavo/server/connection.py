@@ -35,6 +35,7 @@ class Connection(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._header_bytes = 0
+        self._in_body = False
         self._header_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
@@ -55,10 +56,12 @@ class Connection(HttpToolsProtocol):
         """See asyncio.Protocol."""
         if self.transport.is_closing():
             return
-        if self._between_requests:
-            if not self._header_bytes:
-                data = _without_upgrade(data)
-            self._header_bytes += len(data)
+        # Between requests what comes may also be the rest of a body whose request has been answered, and is dropped.
+        if self.cycle is None or self.cycle.response_complete:
+            if not self._in_body:
+                if not self._header_bytes:
+                    data = _without_upgrade(data)
+                self._header_bytes += len(data)
             if self._header_timer is None:
                 self._header_timer = self.loop.call_later(self.header_timeout_s, self.transport.abort)
         super().data_received(data)
@@ -71,12 +74,13 @@ class Connection(HttpToolsProtocol):
         """Called by the parser."""
         self._stop_header_timer()
         self._header_bytes = 0
+        self._in_body = True
         super().on_headers_complete()
 
-    def on_body(self, body: bytes) -> None:
+    def on_message_complete(self) -> None:
         """Called by the parser."""
-        self._header_bytes = 0  # the rest of a body whose request has been answered is no header
-        super().on_body(body)
+        self._in_body = False
+        super().on_message_complete()
 
     def pause_writing(self) -> None:
         """Called by the transport when its buffer is full."""
@@ -92,10 +96,6 @@ class Connection(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP: uvicorn's answer, in OpenAI's shape."""
         self._refuse(400, "the request is not valid HTTP/1.1", "invalid_http")
-
-    @property
-    def _between_requests(self) -> bool:
-        return self.cycle is None or self.cycle.response_complete
 
     def _refuse(self, status: int, message: str, code: str) -> None:
         """Answer outside of the application, and close."""

@@ -12,7 +12,6 @@ from octavo.server.paths import route_path
 
 BODILESS = ("/v1/cache/reset",)  # POSTs that need none, and may come without a length, as curl sends them
 _DIGITS = re.compile(rb"[0-9]{1,18}")
-_CLOSE = {"connection": "close"}  # what remains of the body is not worth waiting for
 
 
 class RequestBody:
@@ -79,11 +78,13 @@ class RequestBody:
                         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
         except TimeoutError:
             message_408 = f"the request's body did not arrive within {self._timeout_s:g} seconds; send it faster"
-            raise HttpError(408, message_408, code="request_timeout", headers=_CLOSE) from None
+            raise HttpError(408, message_408, code="request_timeout", headers={"connection": "close"}) from None
 
     def _too_large(self, size: str) -> HttpError:
         message = f"the request's body is {size}; at most {self._max_bytes} bytes are taken, send less"
-        return HttpError(413, message, code="body_too_large", headers=_CLOSE)
+        # The connection stays open and drops what still comes, for a while: if closed now, it would be reset under a
+        # client that is still sending, which then never reads this answer.
+        return HttpError(413, message, code="body_too_large")
 
 
 def _check_type(scope: Scope) -> None:
