@@ -67,7 +67,19 @@ def test_a_url_is_taken_with_and_without_v1(url, expected):
     assert str(Address.of(url)) == expected
 
 
-@pytest.mark.parametrize("url", ["", "ftp://host", "http://", "http://h:port", "http://h/?a=1", "http://h:99999"])
+NO_URLS = (
+    "",
+    "ftp://host",
+    "http://",
+    "http://h:port",
+    "http://h/?a=1",
+    "http://h:99999",
+    "http://h/ü",
+    "http://h/a b",
+)
+
+
+@pytest.mark.parametrize("url", [*NO_URLS, "http://user:key@h"])
 def test_a_url_that_is_none_is_refused_with_an_example(url):
     with pytest.raises(InvalidRequest, match=r"the url is .*http://localhost:8000"):
         Address.of(url)
@@ -88,6 +100,20 @@ def test_one_connection_serves_request_after_request():
         found = send(stub.url, times=3)
         assert [each.error for each in found] == [None] * 3
         assert len(stub._sockets) == 1
+
+
+def test_a_connection_made_ahead_is_the_one_that_is_used_and_a_failure_is_told_by_the_request():
+    async def run(url: str) -> Exchange:
+        connection = LoadConnection(Address.of(url), {}, 20)
+        await connection.prepare()
+        found = await connection.send(PATH, BODY.encode())
+        connection.close()
+        return found
+
+    with serving_stub() as stub:
+        assert asyncio.run(run(stub.url)).error is None
+        assert len(stub._sockets) == 1
+    assert (asyncio.run(run(stub.url)).error or "").startswith("no connection: ")
 
 
 def test_a_client_that_hangs_up_keeps_what_it_got_and_the_next_request_connects_anew():

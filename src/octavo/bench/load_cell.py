@@ -54,16 +54,17 @@ async def run_cell(
     concurrency: int,
     on_answer: Callable[[], None] = lambda: None,
 ) -> CellRun:
-    """Closed loop: `concurrency` clients, each with a connection of its own, share the requests in their order.
+    """Closed loop: `concurrency` clients, each with an open connection of its own, share the requests in their order.
 
     No request's failure ends the cell.
     """
     outcomes: list[Outcome] = []
     waiting: Iterator[LoadRequest] = iter(requests)
+    connections = [connect() for _ in range(min(concurrency, len(requests)))]
+    await asyncio.gather(*(connection.prepare() for connection in connections))
     cpu, began = time.process_time(), time.perf_counter()
 
-    async def client() -> None:
-        connection = connect()
+    async def client(connection: LoadConnection) -> None:
         try:
             for request in waiting:
                 exchange = await connection.send(request.path, request.body, request.plan.cancel_after)
@@ -73,8 +74,8 @@ async def run_cell(
             connection.close()
 
     async with asyncio.TaskGroup() as clients:
-        for _ in range(min(concurrency, len(requests))):
-            clients.create_task(client())
+        for connection in connections:
+            clients.create_task(client(connection))
     return CellRun(tuple(outcomes), time.perf_counter() - began, time.process_time() - cpu)
 
 

@@ -11,6 +11,7 @@ import json
 import ssl
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -40,7 +41,8 @@ class Address:
             port = parts.port
         except ValueError as error:
             raise InvalidRequest(f"the url is {url!r} ({error}); give one such as http://localhost:8000") from error
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        extra = parts.query or parts.fragment or parts.username or " " in url
+        if parts.scheme not in ("http", "https") or not parts.hostname or extra or not url.isascii():
             raise InvalidRequest(f"the url is {url!r}; give one such as http://localhost:8000 or https://host/v1")
         base = parts.path.rstrip("/").removesuffix("/v1")
         return cls(parts.scheme, parts.hostname, port or (443 if parts.scheme == "https" else 80), base)
@@ -81,6 +83,12 @@ class LoadConnection:
         """The request's first bytes, to be made before anything is timed."""
         line = f"POST {self._address.base}{path} HTTP/1.1\r\n"
         return f"{line}{self._headers}content-length: {length}\r\n\r\n".encode("latin-1")
+
+    async def prepare(self) -> None:
+        """Connect before the first request, which then pays nothing for it. If this fails, `send` will tell."""
+        with suppress(OSError):
+            async with asyncio.timeout(self._timeout):
+                await self._connected()
 
     async def send(self, path: str, body: bytes, cancel_after: int | None = None) -> Exchange:
         """Post `body` and read the streamed answer; after `cancel_after` chunks with output, hang up."""

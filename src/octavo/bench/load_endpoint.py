@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -71,8 +72,14 @@ class EndpointControl:
         self.address = address
         self.headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
         self._timeout = timeout_s
-        # An endpoint on this machine must not be asked through a proxy that the environment names: the load is not.
-        self._http = httpx.AsyncClient(base_url=str(address), headers=self.headers, timeout=timeout_s, trust_env=False)
+        # Asked as the load is sent: by no proxy that the environment names, and by OpenSSL's own certificates.
+        self._http = httpx.AsyncClient(
+            base_url=str(address),
+            headers=self.headers,
+            timeout=timeout_s,
+            trust_env=False,
+            verify=ssl.create_default_context() if address.scheme == "https" else False,
+        )
 
     async def __aenter__(self) -> EndpointControl:
         return self

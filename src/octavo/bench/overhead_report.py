@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from octavo.bench.overhead import FIGURES, Load
 from octavo.bench.percentiles import Spread
+from octavo.bench.stamp import machine_line
 
 if TYPE_CHECKING:
     from octavo.bench.overhead import OverheadRound, OverheadRun
@@ -22,7 +23,7 @@ def overhead_lines(run: OverheadRun) -> Iterator[str]:
     spreads = {name: run.spread(of) for name, of in FIGURES.items()}
     lost, added = spreads["lost_share"], spreads["first_token_added_s"]
     per_core = spreads["tokens_per_web_cpu_s"]
-    yield f"{run.environment['machine']}; octavo commit {run.environment['commit'] or 'unknown'}"
+    yield machine_line(run.environment)
     yield (
         f"mock model, {protocol.step_ms:g} ms a step; prompts of {protocol.prompt_tokens}, answers of "
         f"{protocol.max_tokens} tokens; median of {len(run.rounds)} rounds (least to most)"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from octavo.bench.load_mix import RAGGED_RANGE
 from octavo.bench.percentiles import Spread
 from octavo.bench.serving_figures import CellSummary
+from octavo.bench.stamp import machine_line
 
 if TYPE_CHECKING:
     from octavo.bench.serving import ServingRun
@@ -23,7 +24,7 @@ def report_lines(run: ServingRun) -> Iterator[str]:
     if run.endpoint is not None:
         software = f", {run.endpoint.software}" if run.endpoint.software else ""
         yield f"{run.endpoint.address}{run.endpoint.path}, model {run.endpoint.model}{software}"
-    yield f"client: {run.environment['machine']}; octavo commit {run.environment['commit'] or 'unknown'}"
+    yield f"client: {machine_line(run.environment)}"
     yield (
         f"mix {mix.name}: prompts of {_lengths(mix.name, mix.prompt_tokens)} tokens, at most "
         f"{_lengths(mix.name, mix.max_tokens)} new; {protocol.requests_per_client} requests per client; "

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,11 +22,18 @@ def environment_stamp() -> dict[str, object]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
         "usable_cpus": usable_cpus(),
+        "load_average": load_average(),
         "system": platform.platform(),
         "python": platform.python_version(),
         "versions": {name: found for name in _PACKAGES if (found := _version(name)) is not None},
         "commit": commit(Path(octavo.__file__).resolve().parents[2]),
     }
+
+
+def machine_line(stamp: Mapping[str, object]) -> str:
+    """The machine, how busy it was before, and the commit: what a table says of its origin."""
+    load = "" if stamp["load_average"] is None else f", load average {stamp['load_average']} before the run"
+    return f"{stamp['machine']}{load}; octavo commit {stamp['commit'] or 'unknown'}"
 
 
 def machine() -> str:
@@ -43,6 +51,11 @@ def usable_cpus() -> int:
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def load_average() -> float | None:
+    """Processes that ran or waited to run in the last minute, ours of that time included; None where it is unknown."""
+    return round(os.getloadavg()[0], 2) if sys.platform != "win32" else None
 
 
 def commit(root: Path) -> str | None:
