@@ -20,7 +20,6 @@ from tests.tiny_models import EOS_TOKEN_ID, save_hf
 
 both_storages = pytest.mark.parametrize("storage", STORAGES, ids=lambda s: s.value)
 LONG = SamplingParams(max_tokens=4000, ignore_eos=True)
-ONE_TOKEN = SamplingParams(max_tokens=1, ignore_eos=True)
 ENDS = {"stop": "stop", "stop string": "stop", "length": "length"}
 
 
@@ -54,16 +53,16 @@ class Visitors:
     ends: Counter[str] = field(default_factory=Counter)
 
     def visit(self, number: int) -> Iterator[None]:
-        """One user's turns. Those who leave do so after some tokens, or as soon as a companion has its only one; who
-        is kept waiting too long for that has the whole answer by then.
+        """One user's turns. Those who leave do so after some tokens, or as soon as a companion has some; who is kept
+        waiting too long for that has the whole answer by then.
         """
         kind = self.rng.choice(("stop", "stop string", "length", "refused", "leaves", "leaves early"))
         name, length = str(number), 150 if kind == "leaves early" else 40
         prompt = prompt_of(length, 0 if kind == "stop string" else number)
+        patience = self.rng.randint(1, 4)
         asked = [Request(name, prompt, self.params(kind), 0)]
         if kind == "leaves early":
-            asked.insert(0, Request(f"{name} companion", prompt_of(3, number), ONE_TOKEN, 0))
-        patience = self.rng.randint(1, 6) if kind == "leaves" else 1
+            asked.insert(0, Request(f"{name} companion", prompt_of(3, number), self.params(kind), 0))
         with closing(self.client.run(asked)) as events:
             try:
                 for event in events:

@@ -145,7 +145,9 @@ def test_r035_inspect_says_what_each_kind_of_layer_takes_and_the_engine_takes_it
         rows for layer in driver.core.runner.cache._layers.values() for rows in (layer.blocks, layer.ring) if rows
     ]
     planes = [plane for rows in stores for store in (rows.k, rows.v) for plane in store.planes().values()]
-    assert sum(plane.nbytes for plane in planes) == said["memory"]["kv_bytes"]
+    for_snapshots = sum(group["snapshot_bytes"] for group in groups)
+    assert sum(plane.nbytes for plane in planes) == said["memory"]["kv_bytes"] - for_snapshots
+    assert driver.core.pool.prefix.num_snapshot_bytes <= for_snapshots
 
 
 @pytest.mark.parametrize("model_type", ["mamba2", "jamba", "zamba2"])
