@@ -155,9 +155,9 @@ def test_an_engine_whose_paged_storage_errs_is_noticed(loaded, quick_cli, monkey
 
     def init(self, loaded, config, on_logits=None, switches=None):
         original(self, loaded, config, on_logits, switches)
-        execute = self.runner.execute
+        logits = self.runner.logits
         if self.storage.value == "paged":
-            self.runner.execute = lambda batch: execute(batch) * (1 + 2**-7)
+            self.runner.logits = lambda hidden: logits(hidden) * (1 + 2**-7)
 
     monkeypatch.setattr(EngineCore, "__init__", init)
     report = run_parity(loaded, CONFIG, num_tokens=NUM_TOKENS)
@@ -176,6 +176,9 @@ def test_chosen_arms_are_run_and_no_others(loaded):
     told = []
     report = run_parity(loaded, CONFIG, arms=["paged_b1", "dense_b1"], on_arm=told.append)
     assert [arm.name for arm in report.arms] == ["dense_b1", "paged_b1"] == [arm.name for arm in told]
+    assert report.contract == "bitwise"
+    report = run_parity(loaded, CONFIG, arms=["context_shift"])
+    assert report.contract == "tokens wherever the reference leads by more than 0.25"
     with pytest.raises(InvalidRequest, match=r"'nope' is unknown"):
         run_parity(loaded, CONFIG, arms=["paged_b1", "nope"])
 

@@ -317,9 +317,12 @@ def run_parity(
     chosen can be run, or if the model's context is too short for the prompts and `num_tokens`.
     """
     run = ParityRun(loaded, config, num_tokens, fault, arms, on_skip)
-    contract = "bitwise" if run.bitwise else f"tokens wherever the reference leads by more than {run.margin:g}"
     results = []
     for arm in run.arms():
         results.append(arm)
         on_arm(arm)
+    margins = {arm.margin for arm in results}
+    margin = margins.pop() if len(margins) == 1 else None  # of all arms, where each says one
+    bitwise = run.bitwise and margin is None
+    contract = "bitwise" if bitwise else f"tokens wherever the reference leads by more than {margin or run.margin:g}"
     return Report(loaded.plan.checkpoint.path.name, contract, tuple(results))
