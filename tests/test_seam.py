@@ -86,7 +86,8 @@ def test_attend_is_called_in_one_place_and_defined_in_one():
             if isinstance(node, ast.FunctionDef) and node.name == "attend":
                 definitions.append(name_of(path))
     assert calls == ["layers/attention.py"]
-    assert definitions == ["layers/attention.py", "storage/kv_cache.py"]  # the first is the protocol that layers see
+    # The protocol that layers see, the reference that a proof runs models over, and the storage.
+    assert definitions == ["layers/attention.py", "parity/masked_forward.py", "storage/kv_cache.py"]
 
 
 def test_routes_are_counted_by_the_cache_alone():
