@@ -28,7 +28,8 @@ class EngineConfig:
     `max_context=None` takes the model's own limit; `kv_budget=None` sizes the K/V pool from free memory, else it is the
     bytes that K/V takes in all; `num_kv_blocks` asks for that many blocks instead, so only one of the two may be given.
     `prefix_cache`: paged requests share the K/V of common beginnings. `threads=None` takes what the cgroup allows.
-    `prefill_chunk` and `max_batch_tokens` are tokens per step. At the context limit a request ends, or with
+    `prefill_chunk` and `max_batch_tokens` are tokens per step; where tokens being generated fill the steps, prompts get
+    a quarter of every `prefill_grant_interval`-th. At the context limit a request ends, or with
     `context_limit_policy` `shift` forgets the older half of its tokens, but the first `keep`, and goes on.
     """
 
@@ -38,6 +39,7 @@ class EngineConfig:
     max_num_seqs: int = 8
     max_batch_tokens: int = 2048
     prefill_chunk: int = 2048
+    prefill_grant_interval: int = 4
     num_kv_blocks: int | None = None
     kv_budget: int | None = None
     kv_dtype: str = "auto"
@@ -68,6 +70,7 @@ class EngineConfig:
             "max_num_seqs",
             "max_batch_tokens",
             "prefill_chunk",
+            "prefill_grant_interval",
             "num_kv_blocks",
             "threads",
         ):

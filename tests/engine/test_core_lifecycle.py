@@ -22,8 +22,8 @@ from tests.tiny_models import EOS_TOKEN_ID
 EOS_NOW = SamplingParams(max_tokens=12, logit_bias={EOS_TOKEN_ID: 1e4})
 
 
-class DeviceLost(Exception):
-    """What a step fails with here."""
+class BrokenOff(BaseException):
+    """What a step is interrupted with here, as by Ctrl-C."""
 
 
 both_storages = pytest.mark.parametrize("storage", STORAGES, ids=lambda s: s.value)
@@ -128,14 +128,14 @@ def test_a_request_whose_logits_break_ends_with_its_error_while_others_go_on(loa
 
 
 @pytest.mark.parametrize("failing", range(6))
-@pytest.mark.parametrize("part", ["runner.execute", "_sampler.sample", "_on_logits"])
+@pytest.mark.parametrize("part", ["runner.forward", "_sampler.sample", "_on_logits"])
 @pytest.mark.parametrize(
     ("case", "storage"),
     [(case, storage) for case in ("llama", "gemma3") for storage in STORAGES],
     ids=lambda value: value if isinstance(value, str) else value.value,
 )
-def test_a_step_that_raises_loses_nothing(load, case, storage, failing, part, monkeypatch):
-    """Whatever part of a step fails, the same requests go on with the next one as if it had not happened."""
+def test_a_step_that_is_interrupted_loses_nothing(load, case, storage, failing, part, monkeypatch):
+    """Wherever a step is broken off, the same requests go on with the next one as if it had not happened."""
     loaded = load(case)
     driver = Driver(loaded, storage, max_num_seqs=2, prefill_chunk=16)
     prompts = {"a": prompt_of(40), "b": prompt_of(3), "c": prompt_of(9)}
@@ -147,7 +147,7 @@ def test_a_step_that_raises_loses_nothing(load, case, storage, failing, part, mo
 
     def once_failing(*args):
         if next(calls) == failing:
-            raise DeviceLost
+            raise BrokenOff
         return original(*args)
 
     monkeypatch.setattr(owner, name, once_failing)
@@ -155,7 +155,7 @@ def test_a_step_that_raises_loses_nothing(load, case, storage, failing, part, mo
     while driver.core.has_work:
         try:
             driver.step()
-        except DeviceLost:
+        except BrokenOff:
             failures += 1
     assert failures == 1
     for request_id, prompt in prompts.items():

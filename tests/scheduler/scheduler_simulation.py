@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from octavo.cache.cache_pool import CachePool
 from octavo.cache.spec import CacheGroup, LayerSpec
 from octavo.request import Request, RequestState
 from octavo.sampling_params import SamplingParams
-from octavo.scheduler.scheduler import ScheduledStep
+from octavo.scheduler.scheduled_step import ScheduledStep
 from octavo.step_batch import StepRow, StorageKind
 
 BLOCK_SIZE = 16
@@ -25,16 +26,21 @@ def make_pool(
     return CachePool(GROUPS, BLOCK_SIZE, num_blocks, max_seqs, max_append_tokens)
 
 
-def make_state(request_id: str, num_prompt: int, max_new: int) -> RequestState:
+def make_state(request_id: str, num_prompt: int, max_new: int, priority: int = 0) -> RequestState:
     """A request whose prompt ids tell its name and their positions apart."""
     prompt = tuple(hash_token(request_id, position) for position in range(num_prompt))
-    return RequestState(Request(request_id, prompt, SamplingParams(), seed=0), num_prompt + max_new)
+    return _state(request_id, prompt, max_new, priority)
 
 
-def make_common_state(request_id: str, num_prompt: int, max_new: int, stem: int = 0) -> RequestState:
+def make_common_state(request_id: str, num_prompt: int, max_new: int, stem: int = 0, priority: int = 0) -> RequestState:
     """A request whose prompt equals every other's of the same `stem`, as far as it goes."""
     prompt = tuple(stem * 1_000 + position for position in range(num_prompt))
-    return RequestState(Request(request_id, prompt, SamplingParams(), seed=0), num_prompt + max_new)
+    return _state(request_id, prompt, max_new, priority)
+
+
+def _state(request_id: str, prompt: tuple[int, ...], max_new: int, priority: int) -> RequestState:
+    request = Request(request_id, prompt, SamplingParams(), seed=0, priority=priority)
+    return RequestState(request, len(prompt) + max_new)
 
 
 def hash_token(request_id: str, position: int) -> int:
@@ -52,10 +58,12 @@ class RingCopy:
 class StorageSimulation:
     """Keeps, per group and physical row, a digest of the tokens it was computed from; per slot a ring of such.
 
-    Learns tables from `FreshBlocks` alone, as a planner must.
+    Learns tables from `FreshBlocks` alone, as a planner must. `answer` is what the model says after given tokens;
+    their number unless given.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, answer: Callable[[tuple[int, ...]], int] = len) -> None:
+        self.answer = answer
         self.rows: dict[tuple[int, int, int], int] = {}
         self.rings: dict[int, dict[int, int]] = {}
         self.tables: dict[tuple[int, int], dict[int, int]] = {}
@@ -75,7 +83,8 @@ class StorageSimulation:
             self._write(row, state)
         for row, state in zip(step.batch.rows, step.states, strict=True):
             self._check_visible(row, state)
-        return [row.stop if row.sample else None for row in step.batch.rows]
+        rows = zip(step.batch.rows, step.states, strict=True)
+        return [self.answer(state.tokens(0, row.stop)) if row.sample else None for row, state in rows]
 
     def captured(self, step: ScheduledStep) -> list[RingCopy]:
         """What `complete` is given beside the tokens of a step that ran."""

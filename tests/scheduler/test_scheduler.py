@@ -13,7 +13,8 @@ from octavo.cache.refusals import BlocksExhausted, InvalidArgument
 from octavo.cache.sequence import SequenceHandle
 from octavo.errors import CapacityError, InvalidRequest
 from octavo.request import RequestState
-from octavo.scheduler.scheduler import ScheduledStep, Scheduler
+from octavo.scheduler.scheduled_step import ScheduledStep
+from octavo.scheduler.scheduler import Scheduler
 from octavo.step_batch import StorageKind
 
 DENSE, PAGED = StorageKind.DENSE, StorageKind.PAGED
@@ -36,6 +37,12 @@ def shape(step: ScheduledStep) -> list[tuple[str, int, int, bool]]:
 
 def answer(step: ScheduledStep) -> list[int | None]:
     return [7 if row.sample else None for row in step.batch.rows]
+
+
+def complete(scheduler: Scheduler, storage: StorageSimulation, step: ScheduledStep) -> list[int | None]:
+    sampled = storage.run(step)
+    scheduler.complete(step, sampled, storage.captured(step))
+    return sampled
 
 
 def test_a_prompt_is_computed_in_chunks_and_samples_after_the_last() -> None:
@@ -118,15 +125,26 @@ def test_a_large_request_at_the_head_is_not_overtaken_and_starts_when_room_is_ma
     assert [name for name, *_ in shape(scheduled(scheduler))] == ["r2", "r3"]
 
 
-def test_nobody_enters_into_blocks_that_a_running_request_may_still_claim() -> None:
+def test_nobody_enters_into_blocks_that_a_running_request_is_promised() -> None:
     pool = make_pool()
     scheduler = make_scheduler(pool)
-    scheduler.add(make_state("r1", 100, 60))
+    scheduler.add(make_state("r1", 100, 60))  # 7 blocks for its prompt, 2 of them taken by now
     step = scheduled(scheduler)
     scheduler.complete(step, answer(step))
-    scheduler.add(make_state("r2", 30, 3))
+    scheduler.add(make_state("r2", 80, 60))
     assert pool.num_free_blocks == (10, 10)
     assert [name for name, *_ in shape(scheduled(scheduler))] == ["r1"]
+
+
+def test_a_request_enters_with_blocks_for_its_prompt_and_not_for_all_it_may_generate() -> None:
+    scheduler = make_scheduler(budget=96)
+    for name in ("r1", "r2", "r3"):
+        scheduler.add(make_state(name, 16, 170))
+    assert [name for name, *_ in shape(scheduled(scheduler))] == ["r1", "r2", "r3"], "12 blocks, 12 each in the end"
+    reserving = make_scheduler(budget=96)
+    for name in ("r1", "r2"):
+        reserving.add(make_state(name, 16, 170), reserve=True)
+    assert [name for name, *_ in shape(scheduled(reserving))] == ["r1"]
 
 
 @pytest.mark.parametrize("storage", [DENSE, PAGED])
@@ -282,18 +300,104 @@ def test_a_prompt_longer_by_the_answer_continues_where_that_ended() -> None:
     assert run_all(scheduler, storage)[0] == ("r2", 48, 60, True)
 
 
-def test_identical_prompts_in_one_step_and_amid_a_chunked_prefill_get_what_one_alone_gets() -> None:
+def test_identical_prompts_that_arrive_together_are_computed_once_and_others_overtake_them() -> None:
     scheduler, storage = make_scheduler(make_pool((30, 30)), budget=48, chunk=16), StorageSimulation()
     states = [make_common_state(name, 60, 3) for name in ("r1", "r2", "r3")]
     scheduler.add(states[0])
     scheduler.add(states[1])
+    scheduler.add(make_state("r4", 20, 3))
     step = scheduled(scheduler)
-    assert shape(step) == [("r1", 0, 16, False), ("r2", 0, 16, False)]
-    scheduler.complete(step, storage.run(step))
+    assert shape(step) == [("r1", 0, 16, False), ("r4", 0, 16, False)]
+    complete(scheduler, storage, step)
     scheduler.add(states[2])
     rows = run_all(scheduler, storage)
-    assert ("r3", 16, 32, False) in rows, "it shares what is written already"
+    assert next(row for row in rows if row[0] == "r2") == ("r2", 48, 60, True)
+    assert next(row for row in rows if row[0] == "r3") == ("r3", 48, 60, True)
     assert states[0].output_token_ids == states[1].output_token_ids == states[2].output_token_ids
+
+
+@pytest.mark.parametrize("end", ["abort", "preempt"])
+def test_who_waits_for_a_beginning_goes_on_where_whoever_computed_it_is_gone(end: str) -> None:
+    scheduler, storage = make_scheduler(make_pool((30, 30)), budget=48, chunk=16), StorageSimulation()
+    for name in ("r1", "r2"):
+        scheduler.add(make_common_state(name, 60, 3))
+    complete(scheduler, storage, scheduled(scheduler))
+    getattr(scheduler, end)("r1")
+    rows = run_all(scheduler, storage)
+    first = "r2" if end == "abort" else "r1"
+    assert rows[0] == (first, 16, 32, False)
+    assert next(start for name, start, *_ in rows if name == "r2") == (16 if end == "abort" else 48)
+
+
+def test_prompts_shorter_than_a_block_wait_for_nobody() -> None:
+    scheduler = make_scheduler()
+    for name in ("r1", "r2"):
+        scheduler.add(make_common_state(name, 16, 3))
+    assert shape(scheduled(scheduler)) == [("r1", 0, 16, True), ("r2", 0, 16, True)]
+
+
+def test_higher_priorities_enter_first_and_who_has_waited_long_enough_before_them() -> None:
+    scheduler = Scheduler(make_pool(max_seqs=1), 64, 32, PAGED, ageing_ticks=10)
+    order = []
+    scheduler.add(make_state("r0", 5, 5, priority=3))
+    for number in range(1, 40):
+        scheduler.add(make_state(f"r{number}", 5, 5))
+        step = scheduled(scheduler)
+        order += [state.request.request_id for state in step.states]
+        scheduler.complete(step, answer(step))
+        scheduler.finish(order[-1], "stop")
+    assert order.index("r0") == 3 * 10 - 1, "three levels, and then it came before all of them"
+    assert scheduler.queue_by_priority == {0: 1}
+
+
+def test_who_outgrows_the_pool_has_others_give_way_and_they_go_on_later_without_a_token_twice() -> None:
+    pool = make_pool((12, 12))
+    scheduler, storage = make_scheduler(pool), StorageSimulation()
+    states = [make_state(name, 16, 150) for name in ("r1", "r2", "r3")]
+    for state in states:
+        scheduler.add(state)
+    gone, seen = set(), {name: [] for name in ("r1", "r2", "r3")}
+    while scheduler.has_work:
+        before = scheduler.preemptions
+        step = scheduled(scheduler)
+        if scheduler.preemptions > before:
+            gone |= {state.request.request_id for state in states if state.slot is None and not state.finish_reason}
+        for state, token in zip(step.states, complete(scheduler, storage, step), strict=True):
+            name = state.request.request_id
+            seen[name] += [token] if token is not None else []
+            if state.num_tokens == state.max_total_tokens:
+                scheduler.finish(name, "length")
+        assert min(pool.available_blocks()) >= 0
+    assert gone == {"r2", "r3"}, "the one that came first never gives way"
+    assert all(tokens == list(range(16, 166)) for tokens in seen.values())
+
+
+def test_dense_requests_and_those_that_reserve_never_give_way() -> None:
+    scheduler, storage = make_scheduler(make_pool((12, 12))), StorageSimulation()
+    for name, storage_kind, reserve in (("r1", DENSE, False), ("r2", PAGED, True), ("r3", PAGED, False)):
+        scheduler.add(make_state(name, 16, 64 if name != "r3" else 100), storage_kind, reserve=reserve)
+    order = []
+    while scheduler.has_work:
+        step = scheduled(scheduler)
+        complete(scheduler, storage, step)
+        for state in step.states:
+            if state.num_tokens == state.max_total_tokens:
+                order.append(state.request.request_id)
+                scheduler.finish(order[-1], "length")
+    assert order == ["r1", "r2", "r3"]
+
+
+def test_a_request_alone_gets_its_next_share_and_nobody_else_does() -> None:
+    scheduler = make_scheduler()
+    for name in ("r1", "r2"):
+        scheduler.add(make_state(name, 40, 5))
+    scheduler.cancel(scheduled(scheduler))
+    alone = scheduler.schedule_alone("r2")
+    assert shape(alone) == [("r2", 0, 32, False)]
+    scheduler.complete(alone, answer(alone))
+    assert shape(scheduled(scheduler)) == [("r1", 0, 32, False), ("r2", 32, 40, True)]
+    with pytest.raises(InvalidArgument, match="a step is still out"):
+        scheduler.schedule_alone("r1")
 
 
 def test_domains_and_dense_requests_share_nothing_and_the_cache_can_be_off() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from octavo.cache.prefix_types import PrefixHit
-from octavo.cache.sequence import SequenceState
+from octavo.cache.sequence import SequenceHandle, SequenceState
 from octavo.cache.sequence_pool import SequencePool
 from octavo.cache.spec import CacheGroup
 from octavo.step_batch import StorageKind
@@ -26,12 +26,6 @@ class AdmissionPool(SequencePool):
         """Blocks in the longest contiguous run that can be taken, per group. Reads every block."""
         return tuple([self._supply.longest_run(g) for g in range(len(self.groups))])
 
-    def blocks_needed(self, tokens: int, storage: StorageKind, keep: int = 0) -> tuple[int, ...]:
-        """Per group, the most blocks that a sequence growing to `tokens` tokens ever holds at once."""
-        return tuple(
-            [g.max_blocks(storage, tokens, self.block_size, self.max_append_tokens, keep) for g in self.groups]
-        )
-
     def fits_ever(self, tokens: int, storage: StorageKind, keep: int = 0) -> bool:
         """True if a sequence of `tokens` tokens fits the pool when nothing else is in it."""
         needed = self.blocks_needed(tokens, storage, keep)
@@ -47,14 +41,34 @@ class AdmissionPool(SequencePool):
         return min(limits, default=None)
 
     def available_blocks(self) -> tuple[int, ...]:
-        """Per group, free blocks less those that live sequences may still take up to their `max_tokens`."""
+        """Per group, free blocks less those that live sequences may still take of what they are promised."""
         available = list(self.num_free_blocks)
         for state in self._slots:
             if state is not None and state.storage is StorageKind.PAGED:
-                needed = self.blocks_needed(state.max_tokens, state.storage, state.keep)
-                for g, n in enumerate(needed):
+                for g, n in enumerate(state.promised_blocks):
                     available[g] -= self._claim(state, g, n)
         return tuple(available)
+
+    def promised(self, handle: SequenceHandle) -> int:
+        """Tokens that the sequence may have without another `promise`. Raises `StaleHandle`."""
+        return self.sequence(handle).promised
+
+    def growth(self, handle: SequenceHandle, tokens: int) -> tuple[int, ...]:
+        """Per group, the available blocks that a promise of `tokens` tokens takes up. Raises `StaleHandle`."""
+        state = self.sequence(handle)
+        needed = self.blocks_needed(self._whole_blocks(tokens, state.max_tokens), state.storage, state.keep)
+        return tuple(
+            [
+                max(0, self._claim(state, g, n) - self._claim(state, g, now))
+                for g, (n, now) in enumerate(zip(needed, state.promised_blocks, strict=True))
+            ]
+        )
+
+    def may_outgrow(self, storage: StorageKind, promised: int, max_tokens: int, keep: int = 0) -> tuple[int, ...]:
+        """Per group, 1 where a sequence of up to `max_tokens` may take more blocks than `promised` do, else 0."""
+        most = self.blocks_needed(max_tokens, storage, keep)
+        now = self.blocks_needed(self._whole_blocks(promised, max_tokens), storage, keep)
+        return tuple([int(m > n) for m, n in zip(most, now, strict=True)])
 
     def _claim(self, state: SequenceState, group: int, needed: int) -> int:
         """Blocks that a paged sequence may still take. What it shares of a window does not become free as it moves on,

@@ -59,9 +59,17 @@ class CachePool(RunPool):
     # -- beginning ----------------------------------------------------------------------------------------------
 
     def allocate(
-        self, seq_id: str, storage: StorageKind, max_tokens: int, keep: int = 0, prefix: PrefixHit | None = None
+        self,
+        seq_id: str,
+        storage: StorageKind,
+        max_tokens: int,
+        keep: int = 0,
+        prefix: PrefixHit | None = None,
+        promised: int | None = None,
     ) -> SequenceHandle:
         """Give `seq_id` a slot, and a dense sequence its runs. `keep` tokens at the front will outlive front trims.
+
+        A paged sequence has a right to blocks for `promised` tokens (None: for `max_tokens`), and `promise` for more.
 
         With `prefix`, what the prefix cache had for it, the sequence begins with `prefix.num_tokens` written: in the
         cached blocks themselves, or where these make no beginning of a dense run, in copies of them. What it keeps in
@@ -82,7 +90,8 @@ class CachePool(RunPool):
         else:
             begins = [table.ids(0, len(table.block_ids)) for table in tables]
             tables, copies = self._dense_tables(max_tokens, keep, begins, prefix.num_tokens if prefix else 0, True)
-        state = self._open(seq_id, storage, max_tokens, keep, tables)
+        promised = None if storage is StorageKind.DENSE else promised
+        state = self._open(seq_id, storage, max_tokens, keep, tables, promised)
         state.copies = copies
         if prefix is not None:
             state.written = state.adopted = prefix.num_tokens

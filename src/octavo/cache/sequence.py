@@ -96,6 +96,7 @@ class SequenceState:
     `keep` tokens at the front outlive front trims. `live_start` (per group, in its table) is the first position
     after those that is still visible, so it is never below `keep`. `rope_offset` is what context shifts have taken
     off the rotary position of later tokens; of `max_tokens` a sequence can hold, those that were dropped do not count.
+    Blocks for `promised` of these are set aside, `promised_blocks` per group, whether it has them already or not.
     `adopted` tokens were there when it began. `domain` is None for a sequence that gives nothing to the prefix cache;
     `cursor` is how much it has given.
     """
@@ -106,6 +107,8 @@ class SequenceState:
     max_tokens: int
     keep: int
     tables: tuple[GroupTable, ...]
+    promised: int = 0
+    promised_blocks: tuple[int, ...] = ()
     written: int = 0
     rope_offset: int = 0
     adopted: int = 0

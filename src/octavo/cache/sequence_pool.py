@@ -94,14 +94,20 @@ class SequencePool:
         """What storage must copy before the tokens of the last append are written. Raises `StaleHandle`."""
         return tuple([pending.copy for pending in self.sequence(handle).copies])
 
+    def blocks_needed(self, tokens: int, storage: StorageKind, keep: int = 0) -> tuple[int, ...]:
+        """Per group, the most blocks that a sequence growing to `tokens` tokens ever holds at once."""
+        return tuple(
+            [g.max_blocks(storage, tokens, self.block_size, self.max_append_tokens, keep) for g in self.groups]
+        )
+
     # -- life of a sequence -------------------------------------------------------------------------------------
 
     def append(self, handle: SequenceHandle, n: int) -> tuple[FreshBlocks, ...]:
         """Count `n` more tokens as written; returns the blocks that the planner has not been told of.
 
         If others hold the block that the first of them goes into, a fresh one takes its place here, and `copies`
-        says what to copy. Raises `StaleHandle`, `BlocksExhausted`, or `InvalidArgument` beyond `max_tokens` or
-        `max_append_tokens`.
+        says what to copy. Raises `StaleHandle`, `BlocksExhausted`, or `InvalidArgument` beyond what was promised
+        or `max_append_tokens`.
         """
         state = self.sequence(handle)
         stop = self._grow(state, n)
@@ -122,6 +128,19 @@ class SequencePool:
         """
         state = self.sequence(handle)
         state.rewind(self.groups, self._checked_rewind(state, n), self.block_size)
+
+    def promise(self, handle: SequenceHandle, tokens: int) -> None:
+        """Set aside blocks for `tokens` tokens in all, or to the end of the last of these blocks; never fewer than now.
+
+        Takes none, and does not ask whether as many are available: that is for `growth` to tell. Raises
+        `StaleHandle`, or `InvalidArgument` beyond `max_tokens`.
+        """
+        state = self.sequence(handle)
+        if tokens > state.max_tokens:
+            raise InvalidArgument(f"{tokens} tokens are to be promised to a sequence of at most {state.max_tokens}")
+        if tokens > state.promised:
+            state.promised = self._whole_blocks(tokens, state.max_tokens)
+            state.promised_blocks = self.blocks_needed(state.promised, state.storage, state.keep)
 
     def reserve(self, handle: SequenceHandle, n: int) -> None:
         """Take the blocks for `n` more tokens without counting these as written. Raises as `append` does."""
@@ -196,6 +215,9 @@ class SequencePool:
 
     # -- helpers; those that can refuse run before anything is changed ------------------------------------------
 
+    def _whole_blocks(self, tokens: int, max_tokens: int) -> int:
+        return min(max_tokens, -(-tokens // self.block_size) * self.block_size)
+
     def _check_opening(self, seq_id: str) -> None:
         if seq_id in self._seq_ids:
             raise DuplicateSequence(f"sequence {seq_id!r} is live already; release it first")
@@ -203,10 +225,18 @@ class SequencePool:
             raise SlotsExhausted(f"all {self.max_seqs} sequence slots are taken; wait for one or raise max_num_seqs")
 
     def _open(
-        self, seq_id: str, storage: StorageKind, max_tokens: int, keep: int, tables: tuple[GroupTable, ...]
+        self,
+        seq_id: str,
+        storage: StorageKind,
+        max_tokens: int,
+        keep: int,
+        tables: tuple[GroupTable, ...],
+        promised: int | None = None,
     ) -> SequenceState:
         slot = self._free_slots.pop_lowest()
-        state = SequenceState(seq_id, self._next_handle(slot), storage, max_tokens, keep, tables)
+        promised = self._whole_blocks(max_tokens if promised is None else promised, max_tokens)
+        blocks = self.blocks_needed(promised, storage, keep)
+        state = SequenceState(seq_id, self._next_handle(slot), storage, max_tokens, keep, tables, promised, blocks)
         self._slots[slot] = state
         self._seq_ids.add(seq_id)
         return state
@@ -225,12 +255,12 @@ class SequencePool:
         stop = state.written + n
         if (
             n < 1
-            or stop - state.rope_offset > state.max_tokens
+            or stop - state.rope_offset > state.promised
             or (self.max_append_tokens is not None and n > self.max_append_tokens)
         ):
             raise InvalidArgument(
-                f"cannot append {n} tokens to {state.rope_position} of at most {state.max_tokens}; "
-                f"one append takes from 1 to {self.max_append_tokens or state.max_tokens} tokens"
+                f"cannot append {n} tokens to {state.rope_position} of at most {state.promised}; "
+                f"one append takes from 1 to {self.max_append_tokens or state.promised} tokens"
             )
         if state.storage is StorageKind.DENSE:
             self._own_dense_tail(state)

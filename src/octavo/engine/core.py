@@ -16,39 +16,28 @@ from octavo.cache.prefix_types import PrefixOptions
 from octavo.cache.sequence import SequenceHandle
 from octavo.cache.spec import group_layers
 from octavo.config import MAX_COUNT, EngineConfig
-from octavo.engine.events import Fault, RequestTimes, StepEvent
+from octavo.engine.deadlines import Deadlines
+from octavo.engine.events import Fault, StepEvent
+from octavo.engine.fault_text import cause_of
 from octavo.engine.hand_off import NO_HAND_OFF, HandOff, model_identity
 from octavo.engine.ledger import Ledger
+from octavo.engine.length_check import most_tokens
+from octavo.engine.live_request import LiveRequest, scores_of
 from octavo.engine.loaded_model import LoadedModel
 from octavo.engine.model_runner import ModelRunner, sampled_rows
 from octavo.engine.output_processor import OutputProcessor
-from octavo.engine.prompt_scores import UNSOUND_PROMPT, PromptScores
-from octavo.engine.sampler import Sampler, SampleResult, SamplerRow
-from octavo.errors import CapacityError, InvalidRequest, OctavoError, shown
+from octavo.engine.prompt_scores import UNSOUND_PROMPT
+from octavo.engine.sampler import Sampler, SampleResult
+from octavo.errors import InvalidRequest, shown
+from octavo.outputs import FinishReason
 from octavo.request import Request, RequestState
-from octavo.scheduler.scheduler import ScheduledStep, Scheduler
+from octavo.scheduler.scheduled_step import ScheduledStep
+from octavo.scheduler.scheduler import Scheduler
 from octavo.step_batch import StorageKind
 from octavo.storage import KVCache
 from octavo.storage.ring_state import RingState
 from octavo.storage.route import RouteSwitches
 from octavo.storage.snapshot import KVSnapshot, ModelIdentity
-
-
-@dataclass(slots=True)
-class _Live:
-    state: RequestState
-    output: OutputProcessor
-    start: KVSnapshot | None  # until it has been imported
-    export: bool
-    scores: PromptScores | None = None  # until they are told
-    handle: SequenceHandle | None = None  # of the last step
-    started: float | None = None
-    first_token: float | None = None
-
-    @property
-    def untold_cached_tokens(self) -> int | None:
-        """What the first event says of the cache; None if that is past."""
-        return self.state.num_cached_tokens if self.first_token is None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +51,7 @@ class _Ran:
 
 LogitsObserver = Callable[[str, Tensor], None]  # request id, logits [V] float32
 Window = Callable[[], AbstractContextManager[None]]
+MOST_LONE_FAULTS = 3  # in a row, of steps with one request: then it is not the requests
 
 
 class EngineCore:
@@ -114,9 +104,17 @@ class EngineCore:
         self.runner = ModelRunner(loaded, cache)
         self._sampler = Sampler(plan.config.vocab_size, plan.device)
         self._scheduler = Scheduler(
-            self.pool, config.max_batch_tokens, config.prefill_chunk, self.storage, prefix_cache=config.prefix_cache
+            self.pool,
+            config.max_batch_tokens,
+            config.prefill_chunk,
+            self.storage,
+            prefix_cache=config.prefix_cache,
+            prefill_grant_interval=config.prefill_grant_interval,
         )
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, LiveRequest] = {}
+        self._deadlines = Deadlines()
+        self._untold: list[StepEvent] = []  # happened in a step that was then broken off
+        self._num_lone_faults = 0
 
     @property
     def max_context(self) -> int:
@@ -124,41 +122,32 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work
+        return self._scheduler.has_work or bool(self._untold)
+
+    @property
+    def num_waiting(self) -> int:
+        return self._scheduler.num_waiting
+
+    @property
+    def num_running(self) -> int:
+        return self._scheduler.num_running
+
+    @property
+    def preemptions(self) -> int:
+        """Ever."""
+        return self._scheduler.preemptions
+
+    @property
+    def queue_by_priority(self) -> dict[int, int]:
+        """How many wait, per priority."""
+        return self._scheduler.queue_by_priority
 
     def check(self, request: Request) -> int:
         """Most tokens (prompt and output) the request may reach.
 
         Raises `InvalidRequest` if it cannot be served, `CapacityError` if it could with more memory.
         """
-        vocab_size = self.loaded.plan.config.vocab_size
-        prompt = request.prompt_token_ids
-        if not prompt:
-            raise InvalidRequest("the prompt has 0 tokens; give at least 1")
-        low, high = min(prompt), max(prompt)
-        if low < 0 or high >= vocab_size:
-            bad = low if low < 0 else high
-            raise InvalidRequest(f"the prompt has token id {shown(bad)}; the vocabulary has ids 0 to {vocab_size - 1}")
-        if len(prompt) >= self.max_context:
-            raise self._too_long(len(prompt))
-        request.params.check_vocabulary(vocab_size)
-        wanted = request.params.max_tokens
-        # One that generates nothing still computes its last token, which makes room for one more.
-        return self.max_context if wanted is None else min(self.max_context, len(prompt) + max(1, wanted))
-
-    def _too_long(self, num_prompt: int) -> OctavoError:
-        most, limit = self.max_context, self.ledger.context_limit
-        if most < limit:
-            return CapacityError(
-                f"the prompt has {num_prompt} tokens; the K/V memory holds {most} of one sequence, one of them for "
-                f"output: shorten it to at most {most - 1}, or raise the kv budget"
-            )
-        model = self.loaded.plan.config.max_position_embeddings
-        remedy = f" or raise the max context (this model takes {model})" if limit < model else ""
-        return InvalidRequest(
-            f"the prompt has {num_prompt} tokens; the context holds {limit}, one of them for output: "
-            f"shorten it to at most {limit - 1}{remedy}"
-        )
+        return most_tokens(request, self.loaded.plan.config, self.ledger)
 
     @cached_property
     def identity(self) -> ModelIdentity:
@@ -168,7 +157,8 @@ class EngineCore:
     def add(self, request: Request, hand_off: HandOff = NO_HAND_OFF) -> None:
         """Queue a request. Raises `InvalidRequest` or `CapacityError`; then nothing was queued.
 
-        A snapshot to start from must be of this model, geometry and codecs, and a proper prefix of the prompt.
+        A snapshot to start from must be of this model, geometry and codecs, and a proper prefix of the prompt. Its
+        deadlines count from now, by `time.perf_counter`.
         """
         limit = self.check(request)
         start = hand_off.start
@@ -183,8 +173,8 @@ class EngineCore:
             start.check_prefix_of(request.prompt_token_ids)
         num_prompt, wanted = len(request.prompt_token_ids), request.params.max_tokens
         num_output = limit - num_prompt
-        keep = 0
-        if self._shifts and limit == self.max_context:
+        keep, shifts = 0, self._shifts and limit == self.max_context
+        if shifts:
             num_output, keep = MAX_COUNT if wanted is None else wanted, self._keep
         state = RequestState(request, limit, keep, num_imported_tokens=0 if start is None else start.num_tokens)
         tokenizer = self.loaded.tokenizer
@@ -196,8 +186,9 @@ class EngineCore:
             index=request.choice,
             request_id=request.request_id,
         )
-        self._scheduler.add(state)
-        self._live[request.request_id] = _Live(state, output, start, hand_off.export, scores=_scores(request))
+        self._scheduler.add(state, reserve=shifts)
+        self._deadlines.add(request, time.perf_counter())
+        self._live[request.request_id] = LiveRequest(state, output, start, hand_off.export, scores=scores_of(request))
 
     def export(self, request_id: str) -> KVSnapshot:
         """The K/V of a running request as it is between two steps: all its tokens but the last, newest one.
@@ -226,34 +217,95 @@ class EngineCore:
 
     def abort(self, request_id: str) -> None:
         """Forget a request, waiting or running; its blocks are free at once. Unknown ids are passed over."""
+        self._untold = [event for event in self._untold if event.delta.request_id != request_id]
         if self._live.pop(request_id, None) is not None:
+            self._deadlines.remove(request_id)
             self._scheduler.abort(request_id)
+
+    def expire(self, now: float) -> list[StepEvent]:
+        """Between two steps: end the requests whose deadlines are over at `now`, by `time.perf_counter`.
+
+        One that waits again after it was preempted has started, so its queue timeout is over.
+        """
+        events = []
+        for deadline in self._deadlines.over(now):
+            live = self._live.get(deadline.request_id)
+            if live is not None and (deadline.kind == "request_timeout" or live.started is None):
+                events.append(self._fail(deadline.request_id, deadline.text, deadline.kind))
+        return events
 
     def step(self, window: Window = nullcontext) -> list[StepEvent]:
         """Run one step. Returns an event for each request that got a token or ended; [] if there was no work.
 
-        If its device work raises, every request is where it was before, and the next step does the work again. That
-        work, and nothing else, runs inside `window()`: a caller that holds interrupts back can let them through there.
+        If its device work raises, each of its requests is run by itself; who fails again ends with the cause, and the
+        others go on. If all fail the step's exception is raised, and every request is where it was before; likewise
+        if it is interrupted (an exception that is no `Exception`), and the next step does the work again.
+
+        Device work, and nothing else, runs inside `window()`: a caller that holds interrupts back can let them through
+        there.
         """
-        ended = [self._end(request_id) for request_id in self._scheduler.shift_contexts()] if self._shifts else []
+        if self._shifts:
+            self._untold += [self._end(request_id) for request_id in self._scheduler.shift_contexts()]
         step = self._scheduler.schedule()
-        if step is None:
-            return ended
+        if step is not None:
+            outcome = self._attempt(step, window)
+            if isinstance(outcome, Exception):
+                self._isolate(step, outcome, window)
+            else:
+                self._num_lone_faults = 0
+                self._untold += self._hand_out(step, outcome)
+        events, self._untold = self._untold, []
+        return events
+
+    def _attempt(self, step: ScheduledStep, window: Window) -> _Ran | Exception:
+        """Run `step`, or take it back and say why. Interrupts are raised."""
         try:
             with window():
-                ran = self._run(step)
-        except BaseException:
+                return self._run(step)
+        except BaseException as error:
             self._scheduler.cancel(step)
-            raise
-        return ended + self._hand_out(step, ran)
+            if not isinstance(error, Exception):
+                raise
+            return error
+
+    def _isolate(self, step: ScheduledStep, error: Exception, window: Window) -> None:
+        """Find out whose fault it was that `step` failed with `error`, and go on with the others."""
+        guilty: list[tuple[str, Exception]] = []
+        for state, row in zip(step.states, step.batch.rows, strict=True):
+            # One that returned to the line begins anew, so it may take several steps to get there again.
+            while state.finish_reason is None and state.num_computed_tokens < row.stop:
+                alone = self._scheduler.schedule_alone(state.request.request_id)
+                if alone is None:
+                    break
+                outcome = self._attempt(alone, window)
+                if isinstance(outcome, Exception):
+                    guilty.append((state.request.request_id, outcome))
+                    break
+                self._untold += self._hand_out(alone, outcome)
+        if len(guilty) == len(step.states):
+            self._num_lone_faults += 1
+            if len(guilty) > 1 or self._num_lone_faults == MOST_LONE_FAULTS:
+                raise error
+        else:
+            self._num_lone_faults = 0
+        self._untold += [self._fail(request_id, cause_of(failure), "fault") for request_id, failure in guilty]
+
+    def _fail(self, request_id: str, error: str, fault: Fault) -> StepEvent:
+        """End a request by no wish of its client."""
+        live = self._pop(request_id, "error")
+        times = live.times(time.perf_counter())
+        return StepEvent(live.output.abort("error"), None, times, error, fault, live.untold_cached_tokens)
 
     def _end(self, request_id: str) -> StepEvent:
         """End a request whose context is full and cannot be shifted."""
-        live, now = self._live.pop(request_id), time.perf_counter()
-        self._scheduler.finish(request_id, "length")
-        started = live.started or now
-        times = RequestTimes((live.first_token or now) - started, now - (live.first_token or now))
+        live = self._pop(request_id, "length")
+        times = live.times(time.perf_counter())
         return StepEvent(live.output.abort("length"), times=times, num_cached_tokens=live.untold_cached_tokens)
+
+    def _pop(self, request_id: str, reason: FinishReason) -> LiveRequest:
+        self._scheduler.finish(request_id, reason)
+        self._deadlines.remove(request_id)
+        return self._live.pop(request_id)
 
     @torch.inference_mode()
     def _run(self, step: ScheduledStep) -> _Ran:
@@ -277,7 +329,11 @@ class EngineCore:
         if self._on_logits is not None:
             for state, row in zip(sampled, logits, strict=True):
                 self._on_logits(state.request.request_id, row)
-        return _Ran(sampled, self._sampler.sample(logits, [_sampler_row(state) for state in sampled]), rings)
+        return _Ran(
+            sampled,
+            self._sampler.sample(logits, [self._live[state.request.request_id].sampler_row() for state in sampled]),
+            rings,
+        )
 
     def _score(self, step: ScheduledStep, hidden: Tensor) -> None:
         end = 0
@@ -312,28 +368,10 @@ class EngineCore:
             live.scores = None
             times = snapshot = None
             if delta.finish_reason is not None:
-                times = RequestTimes(live.first_token - (live.started or now), now - live.first_token)
+                times = live.times(now)
                 if live.export and error is None and live.handle is not None:
                     snapshot = self._export(state, live.handle)
-                self._scheduler.finish(request_id, delta.finish_reason)
-                del self._live[request_id]
+                self._pop(request_id, delta.finish_reason)
             fault: Fault | None = None if error is None else "fault"
             events.append(StepEvent(delta, found, times, error, fault, num_cached, scored, snapshot))
         return events
-
-
-def _scores(request: Request) -> PromptScores | None:
-    num_top = request.params.prompt_logprobs
-    return PromptScores(request.prompt_token_ids, num_top) if request.scores_prompt and num_top is not None else None
-
-
-def _sampler_row(state: RequestState) -> SamplerRow:
-    request = state.request
-    return SamplerRow(
-        params=request.params,
-        seed=request.seed,
-        choice=request.choice,
-        position=state.num_tokens,
-        prompt_token_ids=request.prompt_token_ids,
-        output_token_ids=state.output_token_ids,
-    )

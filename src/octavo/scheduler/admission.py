@@ -11,11 +11,19 @@ from octavo.step_batch import StorageKind
 
 
 def admit_to_queue(
-    pool: CachePool, state: RequestState, storage: StorageKind, domain: PrefixDomain | None = None
+    pool: CachePool,
+    state: RequestState,
+    storage: StorageKind,
+    domain: PrefixDomain | None = None,
+    reserve: bool = False,
+    arrival: int = 0,
+    waited: int = 0,
 ) -> WaitingRequest:
     """Check that `state` could run in an otherwise empty pool, and work out its blocks and, in a domain, its prefix.
 
-    Raises `InvalidRequest` if it has no prompt or no room for a new token, `CapacityError` if it can never fit.
+    A paged request is promised blocks for the tokens it has, a dense one, or one with `reserve`, for all that it may
+    come to have. Raises `InvalidRequest` if it has no prompt or no room for a new token, `CapacityError` if it can
+    never fit.
     """
     num_prompt, total = len(state.request.prompt_token_ids), state.max_total_tokens
     if num_prompt == 0:
@@ -31,5 +39,16 @@ def admit_to_queue(
             f"{pool.largest_fit(storage)} fit the KV cache; shorten the prompt, lower max_tokens, or give the KV "
             "cache more blocks"
         )
-    tokens = None if domain is None else encode_tokens(state.tokens(0, state.num_tokens))
-    return WaitingRequest(state, storage, pool.blocks_needed(total, storage, state.keep), domain, tokens)
+    promised = total if reserve or storage is StorageKind.DENSE else min(total, state.num_tokens)
+    return WaitingRequest(
+        state=state,
+        storage=storage,
+        promised=promised,
+        blocks=pool.blocks_needed(promised, storage, state.keep),
+        spare=pool.may_outgrow(storage, promised, total, state.keep),
+        domain=domain,
+        tokens=None if domain is None else encode_tokens(state.tokens(0, state.num_tokens)),
+        arrival=arrival,
+        waited=waited,
+        reserve=reserve,
+    )

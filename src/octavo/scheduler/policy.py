@@ -1,4 +1,4 @@
-"""Who computes how many tokens in the next step, and who is admitted: pure functions of a view.
+"""Who computes how many tokens in the next step, who is admitted and who must give way: pure functions of a view.
 
 Owns the decision, no request, queue or block.
 """
@@ -6,112 +6,114 @@ Owns the decision, no request, queue or block.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from octavo.scheduler.view import Blocks, Decision, RunningView, SchedulerView, Share, WaitingView, fits, less, more
+
+AGEING_TICKS = 256
+_PREFILL_QUARTER = 4  # a prefill that is granted tokens gets up to this part of the step
 
 
-@dataclass(frozen=True, slots=True)
-class RunningView:
-    """A running request: `num_remaining` (at least 1) tokens until it samples again; 1 is a decode row."""
-
-    request_id: str
-    num_remaining: int
-
-
-@dataclass(frozen=True, slots=True)
-class WaitingView:
-    """A waiting request and the most blocks it will hold per group; `contiguous` if it takes them as one run now."""
-
-    request_id: str
-    num_remaining: int
-    blocks: tuple[int, ...]
-    contiguous: bool
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerView:
-    """All that a decision depends on. `running` and `waiting` are in arrival order.
-
-    `available_blocks`: per group, free blocks less what the running may still claim. `longest_runs`: per group, the
-    longest contiguous free run; it matters only while a contiguous request waits. Budgets are tokens.
-    """
-
-    running: tuple[RunningView, ...]
-    waiting: tuple[WaitingView, ...]
-    free_slots: int
-    available_blocks: tuple[int, ...]
-    longest_runs: tuple[int, ...]
-    max_batch_tokens: int
-    prefill_chunk: int
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """`num_tokens` of one request in the step."""
-
-    request_id: str
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """`shares` in the order their tokens are packed; `admitted` in arrival order, each with a share."""
-
-    shares: tuple[Share, ...]
-    admitted: tuple[str, ...]
+def level_after(priority: int, waited_ticks: int, ageing_ticks: int = AGEING_TICKS) -> int:
+    """Effective priority, lower being earlier: a request rises one level for each `ageing_ticks` that it waited."""
+    return priority - waited_ticks // ageing_ticks
 
 
 def decide_tick(view: SchedulerView) -> Decision:
-    """Share out one step's token budget.
+    """Share out one step's token budget, admit, or say who has to give up its blocks first.
 
-    Decode rows come first. Prefill chunks of running requests, then of newly admitted ones, fill the rest in arrival
-    order. Admission is strictly first come first served: a request enters only if its whole maximum length fits
-    beside what the running may still claim, and nobody overtakes one that does not. It also needs a token of the
-    budget that the running leave over; so never more run than the budget has tokens, every decode row is in every
-    step, and a prefill never waits for ever.
+    Growth: every running request gets the blocks that its next tokens need, first the one of the lowest level that
+    came first. If blocks are short, somebody is preempted (`_victim`); if nobody can be, the request sits this step
+    out.
+
+    Tokens: decode rows come first, if there are more than the budget those that were left out longest. Prefill chunks
+    of running requests in the order of their admission, then of newly admitted ones, fill the rest. If decode rows
+    leave less than a quarter of the budget and prefill wants more, then in every `prefill_grant_interval`-th such step
+    prefill gets a quarter before them.
+
+    Admission is strictly in the order of the line, but that those who would compute again what somebody computes now
+    are passed over: a request enters only if its blocks are there, beside the watermark while others run, and a token
+    of the budget. A deferral takes nothing from the running.
     """
-    budget = view.max_batch_tokens
-    shares: list[Share] = []
+    room, stalled = view.available_blocks, set()
+    for running in sorted((r for r in view.running if r.growth), key=lambda r: r.rank):
+        if fits(running.growth, room):
+            room = less(room, running.growth)
+        elif (victim := _victim(view.running)) is not None:
+            return Decision(preempted=victim.request_id, squeezed_ticks=view.squeezed_ticks)
+        else:
+            stalled.add(running.request_id)
 
-    def share(request_id: str, num_tokens: int) -> None:
-        nonlocal budget
-        if taken := min(num_tokens, budget):
-            shares.append(Share(request_id, taken))
+    ready = [r for r in view.running if r.request_id not in stalled]
+    decodes = [r for r in ready if r.num_remaining == 1]
+    prefills = [r for r in ready if r.num_remaining > 1]
+    entering = _admissible(view, room)
+
+    remaining = [r.num_remaining for r in prefills] + [w.num_remaining for w in entering]
+    wanted = sum(min(n, view.prefill_chunk) for n in remaining)
+    granted, squeezed_ticks = _grant(view, len(decodes), wanted)
+    budget = view.max_batch_tokens - granted
+    if len(decodes) > budget:
+        chosen = set(sorted(range(len(decodes)), key=lambda i: -decodes[i].idle_ticks)[:budget])
+        decodes = [row for i, row in enumerate(decodes) if i in chosen]
+    shares = [Share(row.request_id, 1) for row in decodes]
+    budget += granted - len(decodes)
+    for prefill in prefills:
+        if taken := min(prefill.num_remaining, view.prefill_chunk, budget):
+            shares.append(Share(prefill.request_id, taken))
             budget -= taken
-
-    for running in view.running:
-        if running.num_remaining == 1:
-            share(running.request_id, 1)
-    for running in view.running:
-        if running.num_remaining > 1:
-            share(running.request_id, min(running.num_remaining, view.prefill_chunk))
-
     admitted = []
-    for waiting in _admissible(view):
+    for waiting in entering:
         if not budget:
             break
-        share(waiting.request_id, min(waiting.num_remaining, view.prefill_chunk))
+        taken = min(waiting.num_remaining, view.prefill_chunk, budget)
+        shares.append(Share(waiting.request_id, taken))
         admitted.append(waiting.request_id)
-    return Decision(tuple(shares), tuple(admitted))
+        budget -= taken
+    return Decision(tuple(shares), tuple(admitted), squeezed_ticks=squeezed_ticks)
 
 
-def _admissible(view: SchedulerView) -> Sequence[WaitingView]:
-    """The longest prefix of the waiting line that slots and blocks have room for."""
-    room, runs = view.available_blocks, view.longest_runs
+def _grant(view: SchedulerView, num_decodes: int, wanted: int) -> tuple[int, int]:
+    """Tokens that prefill gets before the decode rows, and the fairness counter."""
+    budget = view.max_batch_tokens
+    quantum = min(wanted, max(1, budget // _PREFILL_QUARTER))
+    if budget - num_decodes >= quantum:
+        return 0, 0
+    # Where the quantum is the whole step, decode rows need one in between.
+    interval = max(view.prefill_grant_interval, 2 if quantum == budget else 1)
+    squeezed_ticks = view.squeezed_ticks + 1
+    return (quantum, 0) if squeezed_ticks >= interval else (0, squeezed_ticks)
+
+
+def _victim(running: Sequence[RunningView]) -> RunningView | None:
+    """The lowest priority, of these the fewest computed tokens, of these the newest; never whoever ranks first.
+
+    So that one is never interrupted, whatever comes and goes beside it, and ends.
+    """
+    candidates = [r for r in running if r.preemptable]
+    if len(candidates) < 2:
+        return None
+    first = min(candidates, key=lambda r: r.rank)
+    return max((r for r in candidates if r is not first), key=lambda r: (r.level, -r.num_computed, r.arrival))
+
+
+def _admissible(view: SchedulerView, room: Blocks) -> list[WaitingView]:
+    """Those of the line that slots and blocks have room for."""
+    runs, watermark = view.longest_runs, view.watermark
+    active = {r.request_id for r in view.running}
     fitting: list[WaitingView] = []
-    for waiting in view.waiting[: view.free_slots]:
-        if not _fits(waiting.blocks, room) or (waiting.contiguous and not _fits(waiting.blocks, runs)):
+    for waiting in view.waiting if view.admits else ():
+        if len(fitting) == view.free_slots:
             break
-        room = _less(room, waiting.blocks)
+        if not active.isdisjoint(waiting.behind):
+            continue
+        watermark = more(watermark, waiting.spare)
+        beside_others = more(waiting.blocks, watermark) if active else waiting.blocks
+        if not fits(beside_others, room) or (waiting.contiguous and not fits(waiting.blocks, runs)):
+            break
+        room = less(room, waiting.blocks)
         if waiting.contiguous:
             # Wherever the run is cut from, a run at least this long is left.
-            runs = _less(runs, waiting.blocks)
+            runs = less(runs, waiting.blocks)
         fitting.append(waiting)
+        active.add(waiting.request_id)
     return fitting
-
-
-def _fits(needed: tuple[int, ...], room: tuple[int, ...]) -> bool:
-    return all(n <= r for n, r in zip(needed, room, strict=True))
-
-
-def _less(room: tuple[int, ...], taken: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(r - t for r, t in zip(room, taken, strict=True))

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from octavo.cache.cache_pool import CachePool
 from octavo.cache.prefix_types import TOKEN_BYTES, PrefixDomain, PrefixHit, Snapshot, TokenRun
 from octavo.cache.sequence import SequenceHandle
 from octavo.request import RequestState
 from octavo.scheduler.queue import WaitingRequest
+from octavo.step_batch import StorageKind
 
 _WORTH_A_SNAPSHOT = 64  # tokens; to stop at a block's end for it costs about what a decode step does
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RunningRequest:
     """`began_at` tokens came from elsewhere, with `snapshot` of what storage keeps of them outside of blocks, if any.
 
-    At `capture_at` computed tokens a snapshot is to be taken (0: nowhere).
+    At `capture_at` computed tokens a snapshot is to be taken (0: nowhere). `spare`: per group, 1 where it may outgrow
+    what it is promised. `level` is its effective priority since it left the line, `last_tick` that of its last step.
     """
 
     waiting: WaitingRequest
@@ -24,6 +27,9 @@ class RunningRequest:
     began_at: int
     snapshot: Snapshot | None
     capture_at: int
+    spare: tuple[int, ...]
+    level: int = 0
+    last_tick: int = 0
 
     @classmethod
     def of(
@@ -34,10 +40,10 @@ class RunningRequest:
         Then it is captured where the last whole block before its last token ends, if that is far from where it began.
         """
         if hit is None:
-            return cls(waiting, handle, waiting.state.num_imported_tokens, None, 0)
+            return cls(waiting, handle, waiting.state.num_imported_tokens, None, 0, waiting.spare)
         last = (waiting.state.num_tokens - 1) // block_size * block_size
         worth = per_slot and last - hit.num_tokens >= _WORTH_A_SNAPSHOT
-        return cls(waiting, handle, hit.num_tokens, hit.snapshot, last if worth else 0)
+        return cls(waiting, handle, hit.num_tokens, hit.snapshot, last if worth else 0, waiting.spare)
 
     @property
     def state(self) -> RequestState:
@@ -46,6 +52,19 @@ class RunningRequest:
     @property
     def num_remaining(self) -> int:
         return self.state.num_tokens - self.state.num_computed_tokens
+
+    @property
+    def grows(self) -> bool:
+        """True if it takes blocks as it comes to need them, and so may have to give all of them back."""
+        return self.waiting.storage is StorageKind.PAGED and not self.waiting.reserve
+
+    def promise(self, pool: CachePool) -> None:
+        """Set aside blocks for the tokens that it has by now, where it grows. See first that there are some."""
+        state = self.state
+        if self.grows and state.num_tokens > pool.promised(self.handle):
+            pool.promise(self.handle, state.num_tokens)
+            most = state.max_total_tokens
+            self.spare = pool.may_outgrow(self.waiting.storage, state.num_tokens, most, state.keep)
 
     @property
     def to_restore(self) -> Snapshot | None:

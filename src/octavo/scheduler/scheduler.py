@@ -7,33 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 from octavo.cache.cache_pool import CachePool
-from octavo.cache.prefix_types import PrefixDomain, PrefixHit, Snapshot
+from octavo.cache.prefix_types import PrefixDomain, Snapshot
 from octavo.cache.refusals import BlocksExhausted, InvalidArgument
 from octavo.errors import InvalidRequest
 from octavo.outputs import FinishReason
 from octavo.request import RequestState
 from octavo.scheduler.admission import admit_to_queue
-from octavo.scheduler.policy import Decision, RunningView, SchedulerView, WaitingView, decide_tick
-from octavo.scheduler.queue import WaitingQueue, WaitingRequest
+from octavo.scheduler.policy import AGEING_TICKS, decide_tick
+from octavo.scheduler.queue import WaitingQueue
 from octavo.scheduler.running import RunningRequest
+from octavo.scheduler.scheduled_step import ScheduledStep
+from octavo.scheduler.view import Decision, Share
+from octavo.scheduler.view_builder import ViewBuilder
 from octavo.step_batch import BlockCopy, StepBatch, StepRow, StorageKind
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduledStep:
-    """A step to run: `states[i]` is the request of `batch.rows[i]`. Ends with `complete` or `cancel`.
-
-    Before it runs, the slot of each row i in `restores` gets what that snapshot holds outside of blocks; after it, a
-    snapshot of the same is taken of each row in `captures`, for `complete`.
-    """
-
-    batch: StepBatch
-    states: tuple[RequestState, ...]
-    restores: tuple[tuple[int, Snapshot], ...] = ()
-    captures: tuple[int, ...] = ()
 
 
 class Scheduler:
@@ -43,6 +31,11 @@ class Scheduler:
     one of its blocks, that is shared from then on, also a block of a dense one's run. What dense requests keep in rings
     is shared by snapshots: one is taken when the last whole block of a prompt has been computed, for which the chunk
     ends there, so that the same prompt and whatever goes on from it begin there.
+
+    A paged request is promised blocks for the tokens it has when it is admitted, and takes more as it grows. When there
+    are none left, not even cached ones, another gives up its slot and blocks and returns to the line (`decide_tick`
+    says who), to go on later with the tokens it was given. Dense requests, and those with `reserve`, are promised all
+    they may need, and never give way.
 
     Mutates the `num_computed_tokens`, `output_token_ids`, `slot` and `finish_reason` of the requests it was given.
     A call that raises has changed nothing. Used by one thread.
@@ -55,24 +48,31 @@ class Scheduler:
         prefill_chunk: int,
         storage: StorageKind,
         prefix_cache: bool = True,
+        prefill_grant_interval: int = 4,
+        ageing_ticks: int = AGEING_TICKS,
     ) -> None:
         """`max_batch_tokens` and `prefill_chunk` are tokens per step; `storage` is what requests get by default.
 
+        A tick is a call of `schedule`. Where decode rows fill the steps, prefill gets a part of each
+        `prefill_grant_interval`-th; who waits rises one level of priority for each `ageing_ticks`.
+
         Raises `InvalidArgument` if a chunk may exceed what `pool` lets one append take.
         """
-        self._max_batch_tokens = max_batch_tokens
-        self._prefill_chunk = min(prefill_chunk, max_batch_tokens)
-        if self._prefill_chunk < 1 or self._prefill_chunk > (pool.max_append_tokens or self._prefill_chunk):
+        chunk = min(prefill_chunk, max_batch_tokens)
+        if chunk < 1 or chunk > (pool.max_append_tokens or chunk):
             raise InvalidArgument(
-                f"a prefill chunk has {self._prefill_chunk} tokens; it must be from 1 to the pool's "
-                f"max_append_tokens, {pool.max_append_tokens}"
+                f"a prefill chunk has {chunk} tokens; it must be from 1 to the pool's max_append_tokens, "
+                f"{pool.max_append_tokens}"
             )
         self._pool = pool
+        self._prefill_chunk = chunk
+        self._views = ViewBuilder(pool, max_batch_tokens, chunk, prefill_grant_interval)
         self._storage = storage
         self._prefix_cache = prefix_cache
-        self._hits: dict[str, PrefixHit] = {}  # of those in line, as of the latest view
-        self._waiting = WaitingQueue()
-        self._running: dict[str, RunningRequest] = {}  # in arrival order
+        self._waiting = WaitingQueue(ageing_ticks)
+        self._running: dict[str, RunningRequest] = {}  # in the order of admission
+        self._tick = self._squeezed_ticks = self._num_arrived = 0
+        self.preemptions = 0  # ever
         self._in_flight: ScheduledStep | None = None
         self._has_rings = any(not group.takes_blocks(StorageKind.DENSE) for group in pool.groups)
         self._windowed_groups = [i for i, group in enumerate(pool.groups) if group.spec.window is not None]
@@ -89,8 +89,22 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._waiting or self._running)
 
-    def add(self, state: RequestState, storage: StorageKind | None = None, domain: PrefixDomain | None = None) -> None:
-        """Put a request at the end of the line. `domain` is whom it shares a prefix with: all of its salt unless given.
+    @property
+    def queue_by_priority(self) -> dict[int, int]:
+        """How many wait, per priority that they were given."""
+        return self._waiting.by_priority()
+
+    def add(
+        self,
+        state: RequestState,
+        storage: StorageKind | None = None,
+        domain: PrefixDomain | None = None,
+        reserve: bool = False,
+    ) -> None:
+        """Put a request in line, at the end of those of its priority.
+
+        `domain` is whom it shares a prefix with: all of its salt unless given. With `reserve` it will be promised its
+        whole length: for those that cannot be computed again once they have shifted their context.
 
         Raises `InvalidRequest` (id in use, empty prompt, no room for a token) or `CapacityError` (can never fit).
         """
@@ -102,23 +116,43 @@ class Scheduler:
             domain = None
         elif domain is None:
             domain = PrefixDomain(salt=state.request.cache_salt)
-        self._waiting.push(admit_to_queue(self._pool, state, storage, domain))
+        self._waiting.push(admit_to_queue(self._pool, state, storage, domain, reserve, self._num_arrived))
+        self._num_arrived += 1
 
     def schedule(self) -> ScheduledStep | None:
         """Admit whom there is room for and lay out the next step; None if there is nothing to compute.
 
         Blocks are taken and tokens counted as written in the pool at once. Raises `InvalidArgument` while a step is
-        out; whatever it raises, every request stays where it was.
+        out; whatever it raises, every request stays where it was, but that those preempted for it stay preempted.
         """
-        if self._in_flight is not None:
-            raise InvalidArgument("a step is still out; complete or cancel it before the next")
-        decision = decide_tick(self._view())
+        self._check_between_steps("the next")
+        self._waiting.age()
+        self._tick += 1
+        decision = self._decide(admits=True)
+        while decision.preempted is not None:
+            self._requeue(self._running[decision.preempted])
+            self.preemptions += 1
+            decision = self._decide(admits=False)  # who gave way does not come back in the same tick
         if not decision.shares:
             return None
-        with ExitStack() as undo:
-            self._in_flight = self._lay_out(decision, undo)
-            undo.pop_all()
-        return self._in_flight
+        step = self._begin(decision)
+        self._squeezed_ticks = decision.squeezed_ticks
+        return step
+
+    def schedule_alone(self, request_id: str) -> ScheduledStep | None:
+        """Lay out the next share of a request that was in the step before, by itself: to find out whose fault it was.
+
+        If `cancel` returned it to the line it is admitted again, out of turn; None if there is no room for it now.
+        Raises `InvalidArgument` if it is neither running nor waiting, or a step is out.
+        """
+        self._check_between_steps("another")
+        running = self._running.get(request_id)
+        if running is not None:
+            return self._begin(Decision((Share(request_id, min(running.num_remaining, self._prefill_chunk)),)))
+        if request_id not in self._waiting:
+            raise InvalidArgument(f"request {request_id!r} is neither waiting nor running and has no share of a step")
+        decision = decide_tick(self._views.view_of(self._waiting.get(request_id)))
+        return self._begin(decision) if decision.admitted else None
 
     def complete(self, step: ScheduledStep, sampled: Sequence[int | None], snapshots: Sequence[Snapshot] = ()) -> None:
         """Record that `step` ran: `sampled[i]` is row i's new token id, None for rows that did not ask for one, and
@@ -168,7 +202,7 @@ class Scheduler:
                 lost.append(running)
             else:
                 self._pool.rollback_append(running.handle, row.num_tokens)
-        for running in reversed(lost):  # so that the line has them in the order of their arrival
+        for running in lost:
             self._requeue(running)
 
     def finish(self, request_id: str, reason: FinishReason) -> None:
@@ -189,13 +223,13 @@ class Scheduler:
         It keeps the tokens it was given, and what the prefix cache then still has of them is not computed again.
         Raises `InvalidArgument` if it does not run or a step is out.
         """
-        if self._in_flight is not None:
-            raise InvalidArgument("a step is still out; complete or cancel it before a request is preempted")
+        self._check_between_steps("a request is preempted")
         if request_id not in self._running:
             raise InvalidArgument(f"request {request_id!r} is not running and cannot be preempted")
         if self._pool.sequence(self._running[request_id].handle).rope_offset:
             raise InvalidArgument(f"request {request_id!r} has forgotten tokens and cannot be computed again")
         self._requeue(self._running[request_id])
+        self.preemptions += 1
 
     def shift_contexts(self) -> list[str]:
         """Have running requests that hold as much as they may forget the older half of it, but their kept tokens.
@@ -203,8 +237,7 @@ class Scheduler:
         Returns those that cannot, because others share their blocks and there are none to copy these to: end them.
         Raises `InvalidArgument` while a step is out.
         """
-        if self._in_flight is not None:
-            raise InvalidArgument("a step is still out; complete or cancel it before contexts are shifted")
+        self._check_between_steps("contexts are shifted")
         stuck = []
         for request_id, running in self._running.items():
             state, size = running.state, self._pool.block_size
@@ -216,56 +249,19 @@ class Scheduler:
                 stuck.append(request_id)
         return stuck
 
-    def _line(self) -> list[WaitingView]:
-        """Those that may be admitted together, oldest first: as many as there are slots.
-
-        A dense one enters by itself while blocks are cached, and if it begins with any: its run evicts what the others
-        may have been promised of the prefix cache, and what these take of it may be where its run is to be.
-        """
-        line: list[WaitingView] = []
-        storages: set[StorageKind] = set()
-        together = not any(self._pool.num_cached_blocks)
-        for waiting in self._waiting.head(self._pool.num_free_slots):
-            storages.add(waiting.storage)
-            if line and not together and StorageKind.DENSE in storages:
-                break
-            view = self._waiting_view(waiting)
-            together = together and (waiting.storage is StorageKind.PAGED or view.contiguous)
-            if line and not together and StorageKind.DENSE in storages:
-                break
-            line.append(view)
-        return line
-
-    def _waiting_view(self, waiting: WaitingRequest) -> WaitingView:
-        pool, state, request_id = self._pool, waiting.state, waiting.state.request.request_id
-        blocks, dense = waiting.blocks, waiting.storage is StorageKind.DENSE
-        num_cached = state.num_imported_tokens  # they are written, so not into blocks that others share
-        contiguous = dense
-        if not num_cached and waiting.domain is not None and waiting.tokens is not None:
-            hit = pool.prefix.match(waiting.domain, waiting.tokens, waiting.storage, state.keep)
-            if dense:
-                hit, blocks = pool.begin_dense(hit, state.max_total_tokens)
-                contiguous = not hit.num_tokens  # else it is known that there is a run
-            else:
-                blocks = pool.blocks_to_admit(waiting.storage, state.max_total_tokens, state.keep, prefix=hit)
-            self._hits[request_id] = hit
-            num_cached = hit.num_tokens
-        return WaitingView(request_id, state.num_tokens - num_cached, blocks, contiguous)
-
-    def _view(self) -> SchedulerView:
-        pool = self._pool
-        self._hits = {}
-        waiting = tuple(self._line())
-        nothing = (0,) * len(pool.groups)
-        return SchedulerView(
-            running=tuple(RunningView(request_id, r.num_remaining) for request_id, r in self._running.items()),
-            waiting=waiting,
-            free_slots=pool.num_free_slots,
-            available_blocks=pool.available_blocks() if waiting else nothing,
-            longest_runs=pool.longest_runs() if any(w.contiguous for w in waiting) else nothing,
-            max_batch_tokens=self._max_batch_tokens,
-            prefill_chunk=self._prefill_chunk,
+    def _decide(self, admits: bool) -> Decision:
+        return decide_tick(
+            self._views.view(self._waiting, self._running.values(), self._tick, self._squeezed_ticks, admits)
         )
+
+    def _begin(self, decision: Decision) -> ScheduledStep:
+        with ExitStack() as undo:
+            step = self._lay_out(decision, undo)
+            undo.pop_all()
+        for share in decision.shares:
+            self._running[share.request_id].last_tick = self._tick
+        self._in_flight = step
+        return step
 
     def _lay_out(self, decision: Decision, undo: ExitStack) -> ScheduledStep:
         for request_id in decision.admitted:
@@ -288,14 +284,17 @@ class Scheduler:
         return ScheduledStep(StepBatch(tuple(rows), tuple(copies)), tuple(states), tuple(restores), tuple(captures))
 
     def _start(self, request_id: str, undo: ExitStack) -> None:
-        """Move a request from the line to a slot. Undone in reverse, so the line gets its old order back."""
+        """Move a request from the line to a slot."""
         waiting = self._waiting.pop(request_id)
-        undo.callback(self._waiting.push_front, waiting)
+        undo.callback(self._waiting.push, waiting)
         state, before = waiting.state, waiting.state.num_cached_tokens
-        hit = None if state.num_imported_tokens else self._hits.get(request_id)
-        handle = self._pool.allocate(request_id, waiting.storage, state.max_total_tokens, state.keep, prefix=hit)
+        hit = None if state.num_imported_tokens else self._views.hits.get(request_id)
+        handle = self._pool.allocate(
+            request_id, waiting.storage, state.max_total_tokens, state.keep, prefix=hit, promised=waiting.promised
+        )
         per_slot = self._has_rings and waiting.storage is StorageKind.DENSE
         running = RunningRequest.of(waiting, handle, hit, self._pool.block_size, per_slot=per_slot)
+        running.level, running.last_tick = self._waiting.level(waiting), self._tick
         self._running[request_id] = running
         state.slot, state.num_computed_tokens = handle.slot, running.began_at
         state.num_cached_tokens = running.began_at if before is None else before
@@ -320,12 +319,20 @@ class Scheduler:
         self._stop(request_id)
 
     def _requeue(self, running: RunningRequest) -> None:
-        """Back to the head of the line, without slot, blocks, and what it brought, to be computed again."""
+        """Back to where it stood in line, without slot, blocks, and what it brought, to be computed again."""
         state, waiting = running.state, running.waiting
-        again = admit_to_queue(self._pool, state, waiting.storage, waiting.domain)
+        again = admit_to_queue(
+            self._pool,
+            state,
+            waiting.storage,
+            waiting.domain,
+            waiting.reserve,
+            arrival=waiting.arrival,
+            waited=waiting.waited,
+        )
         self._stop(state.request.request_id)
         state.num_computed_tokens = state.num_imported_tokens = 0
-        self._waiting.push_front(again)
+        self._waiting.push(again)
 
     def _stop(self, request_id: str) -> None:
         running = self._running.pop(request_id)
@@ -335,6 +342,7 @@ class Scheduler:
     def _row(self, running: RunningRequest, num_tokens: int) -> StepRow:
         state, handle = running.state, running.handle
         start = state.num_computed_tokens
+        running.promise(self._pool)
         sequence, live_start = self._pool.sequence(handle), self._pool.live_start(handle)
         return StepRow(
             slot=handle.slot,
@@ -371,6 +379,10 @@ class Scheduler:
         if not self._running:
             self._pool.check_idle()
         return True
+
+    def _check_between_steps(self, what: str) -> None:
+        if self._in_flight is not None:
+            raise InvalidArgument(f"a step is still out; complete or cancel it before {what}")
 
     def _check_in_flight(self, step: ScheduledStep) -> None:
         if step is not self._in_flight:

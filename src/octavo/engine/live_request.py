@@ -1,0 +1,54 @@
+"""One request as the engine core keeps it, from being queued to its last event. Decides nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.cache.sequence import SequenceHandle
+from octavo.engine.events import RequestTimes
+from octavo.engine.output_processor import OutputProcessor
+from octavo.engine.prompt_scores import PromptScores
+from octavo.engine.sampler import SamplerRow
+from octavo.request import Request, RequestState
+from octavo.storage.snapshot import KVSnapshot
+
+
+@dataclass(slots=True)
+class LiveRequest:
+    """`started` and `first_token` are times by `time.perf_counter`."""
+
+    state: RequestState
+    output: OutputProcessor
+    start: KVSnapshot | None  # until it has been imported
+    export: bool
+    scores: PromptScores | None = None  # until they are told
+    handle: SequenceHandle | None = None  # of the last step
+    started: float | None = None
+    first_token: float | None = None
+
+    @property
+    def untold_cached_tokens(self) -> int | None:
+        """What the first event says of the cache; None if that is past."""
+        return self.state.num_cached_tokens if self.first_token is None else None
+
+    def times(self, now: float) -> RequestTimes:
+        """Of a request that ends `now`, before its first step or token perhaps."""
+        first_token = self.first_token or now
+        return RequestTimes(first_token - (self.started or now), now - first_token)
+
+    def sampler_row(self) -> SamplerRow:
+        state, request = self.state, self.state.request
+        return SamplerRow(
+            params=request.params,
+            seed=request.seed,
+            choice=request.choice,
+            position=state.num_tokens,
+            prompt_token_ids=request.prompt_token_ids,
+            output_token_ids=state.output_token_ids,
+        )
+
+
+def scores_of(request: Request) -> PromptScores | None:
+    """Where the log-probabilities of a request's prompt are gathered; None if it did not ask for them."""
+    num_top = request.params.prompt_logprobs
+    return PromptScores(request.prompt_token_ids, num_top) if request.scores_prompt and num_top is not None else None

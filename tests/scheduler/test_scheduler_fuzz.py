@@ -1,0 +1,169 @@
+"""A scheduler under random load on a pool that is too small: nobody waits for ever, and every read finds its own K/V.
+
+Requests come, are aborted and preempted, steps fail, budgets change; a simulated storage checks each row it reads.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from zlib import crc32
+
+import pytest
+from scheduler_simulation import StorageSimulation, make_common_state, make_pool, make_state
+
+from octavo.request import RequestState
+from octavo.scheduler.scheduled_step import ScheduledStep
+from octavo.scheduler.scheduler import Scheduler
+from octavo.step_batch import StorageKind
+
+NUM_BLOCKS = (14, 11)
+MAX_APPEND = 24
+AGEING_TICKS = 20
+DENSE_SHARE = 0.1
+MAX_LIVE = 10
+LONGEST_STALL = 1_000  # ticks that a request may go without a token computed, among so many
+
+
+def answer(tokens: tuple[int, ...]) -> int:
+    """What a model says after `tokens`: depends on every one of them."""
+    return crc32(repr(tokens).encode()) % 997
+
+
+def solo(state: RequestState, num_tokens: int) -> list[int]:
+    """The first `num_tokens` that the request gets by itself."""
+    tokens = list(state.request.prompt_token_ids)
+    for _ in range(num_tokens):
+        tokens.append(answer(tuple(tokens)))
+    return tokens[len(state.request.prompt_token_ids) :]
+
+
+class Load:
+    """One run. `counts` says how often each thing happened that the run is there to make happen."""
+
+    def __init__(self, seed: int, budget: int, interval: int) -> None:
+        self.rng = random.Random(seed)
+        self.pool = make_pool(NUM_BLOCKS, max_seqs=5, max_append_tokens=MAX_APPEND)
+        self.scheduler = Scheduler(
+            self.pool,
+            budget,
+            MAX_APPEND,
+            StorageKind.PAGED,
+            prefill_grant_interval=interval,
+            ageing_ticks=AGEING_TICKS,
+        )
+        self.storage = StorageSimulation(answer)
+        self.live: dict[str, RequestState] = {}
+        self.moved: dict[str, tuple[int, int]] = {}  # tokens computed or given when it last moved, and that tick
+        self.longest_stall = 0
+        self.num_named = 0
+        self.tick_number = 0
+        self.counts: Counter[str] = Counter()
+
+    def run(self, num_ticks: int) -> None:
+        for _ in range(num_ticks):
+            self.arrive()
+            self.disturb()
+            self.tick()
+        for _ in range(20_000):
+            if not self.live:
+                break
+            self.tick()
+        assert not self.live and not self.scheduler.has_work
+        assert self.pool.num_free_blocks == NUM_BLOCKS
+        self.counts["evicted"] = self.pool.prefix.counters.evictions
+        self.counts["hit"] = self.pool.prefix.counters.hits
+        self.counts["preempted"] = self.scheduler.preemptions
+
+    def arrive(self) -> None:
+        rng = self.rng
+        if len(self.live) >= MAX_LIVE or rng.random() > 0.3:
+            return
+        name, num_prompt = f"r{self.num_named}", rng.choice([rng.randint(1, 20), rng.randint(20, 60)])
+        max_new = rng.choice([rng.randint(1, 10), rng.randint(40, 120)])
+        priority = rng.choice([-2, 0, 0, 0, 0, 3])
+        if rng.random() < 0.6:
+            state = make_common_state(name, num_prompt, max_new, rng.randrange(4), priority)
+        else:
+            state = make_state(name, num_prompt, max_new, priority)
+        self.num_named += 1
+        storage = StorageKind.DENSE if rng.random() < DENSE_SHARE else StorageKind.PAGED
+        reserve = rng.random() < 0.1
+        self.scheduler.add(state, storage, reserve=reserve)
+        self.counts[storage.value] += 1
+        self.live[name] = state
+        self.moved[name] = (0, self.tick_number)
+
+    def disturb(self) -> None:
+        rng = self.rng
+        if self.live and rng.random() < 0.005:
+            self.end(rng.choice(list(self.live)))
+        running = [name for name, state in self.live.items() if state.slot is not None]
+        if running and rng.random() < 0.01:
+            self.scheduler.preempt(rng.choice(running))
+            self.counts["preempted by hand"] += 1
+        if rng.random() < 0.02:
+            self.pool.prefix.set_limit(rng.choice([None, None, 0, 5, 12]))
+            self.counts["limited"] += 1
+
+    def tick(self) -> None:
+        self.tick_number += 1
+        before = self.scheduler.preemptions
+        step = self.scheduler.schedule()
+        assert step is not None or not self.live, "there is work, and nothing is scheduled"
+        self.counts["gave way"] += self.scheduler.preemptions - before
+        if step is not None:
+            self.carry_out(step)
+        self.check()
+
+    def carry_out(self, step: ScheduledStep) -> None:
+        chance = self.rng.random()
+        if chance < 0.03:
+            self.scheduler.cancel(step)
+            self.counts["failed"] += 1
+            return
+        sampled = self.storage.run(step)
+        if chance < 0.04:
+            self.end(self.rng.choice(list(self.live)))
+        self.complete(step, sampled)
+
+    def complete(self, step: ScheduledStep, sampled: list[int | None]) -> None:
+        self.scheduler.complete(step, sampled, self.storage.captured(step))
+        for state in step.states:
+            name = state.request.request_id
+            if name in self.live and state.num_tokens == state.max_total_tokens:
+                self.scheduler.finish(name, "length")
+                self.ended(name)
+
+    def end(self, name: str) -> None:
+        assert self.scheduler.abort(name)
+        self.counts["aborted"] += 1
+        self.ended(name)
+
+    def ended(self, name: str) -> None:
+        state = self.live.pop(name)
+        del self.moved[name]
+        assert state.slot is None
+        assert state.output_token_ids == solo(state, len(state.output_token_ids))
+
+    def check(self) -> None:
+        self.pool.check_integrity()
+        assert min(self.pool.available_blocks()) >= 0, "more is promised than there is"
+        assert self.scheduler.num_waiting + self.scheduler.num_running == len(self.live)
+        assert sum(self.scheduler.queue_by_priority.values()) == self.scheduler.num_waiting
+        for name, state in self.live.items():
+            given, since = self.moved[name]
+            if len(state.output_token_ids) > given or state.num_tokens == 1:
+                self.moved[name] = (len(state.output_token_ids), self.tick_number)
+            stall = self.tick_number - since
+            self.longest_stall = max(self.longest_stall, stall)
+            assert stall <= LONGEST_STALL, f"{name} has waited for {stall} ticks"
+
+
+@pytest.mark.parametrize(("budget", "interval"), [(64, 4), (16, 2), (3, 3)], ids=["wide", "narrow", "starved"])
+@pytest.mark.parametrize("seed", range(2))
+def test_under_random_load_everyone_gets_what_it_gets_alone(seed: int, budget: int, interval: int) -> None:
+    load = Load(seed, budget, interval)
+    load.run(2_500)
+    expected = {"dense", "paged", "aborted", "failed", "preempted by hand", "gave way", "limited", "evicted", "hit"}
+    assert expected <= {name for name, count in load.counts.items() if count >= 3}, load.counts
