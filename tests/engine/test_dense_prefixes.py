@@ -22,7 +22,7 @@ UNTIL_END = SamplingParams(logit_bias={EOS_TOKEN_ID: 1e4})  # at once, and yet i
 HEAVY = SamplingParams(max_tokens=40, ignore_eos=True)
 
 
-class DeviceLost(Exception):
+class BrokenOff(BaseException):
     """What a step fails with here."""
 
 
@@ -116,7 +116,7 @@ def test_a_step_that_fails_after_a_ring_was_restored_is_made_up_for(load, case, 
     def once_failing(*args):
         found = original(*args)
         if next(calls) == failing:
-            raise DeviceLost
+            raise BrokenOff
         return found
 
     monkeypatch.setattr(owner, name, once_failing)
@@ -124,7 +124,7 @@ def test_a_step_that_fails_after_a_ring_was_restored_is_made_up_for(load, case, 
     while driver.core.has_work:
         try:
             driver.step()
-        except DeviceLost:
+        except BrokenOff:
             failures += 1
     assert failures == 1
     assert driver.core.pool.prefix.counters.hits >= 2

@@ -46,6 +46,14 @@ ContextLimit = Annotated[
     str, option("--context-limit-policy", help="At the context limit: stop, or shift (forget the older half, go on).")
 ]
 Keep = Annotated[int, option("--keep", help="Tokens at the front that a shift never forgets; whole blocks.")]
+MaxBatchTokens = Annotated[
+    int, option("--max-batch-tokens", help="Most tokens in a step, prompts and answers together.")
+]
+PrefillChunk = Annotated[int, option("--prefill-chunk", help="Most tokens of one prompt in a step.")]
+PrefillGrantInterval = Annotated[
+    int,
+    option("--prefill-grant-interval", help="Where answers fill the steps, prompts get a part of every n-th."),
+]
 Device = Annotated[str, option("--device", help="auto, cpu or cuda.")]
 Threads = Annotated[int | None, option("--threads", help="CPU threads (default: what the cgroup allows).")]
 Force = Annotated[bool, option("--force", help="Use a tokenizer whose pre-tokeniser is unknown.")]
@@ -71,6 +79,9 @@ class EngineFlags:
     prefix_cache: PrefixCache = True
     context_limit_policy: ContextLimit = "stop"
     keep: Keep = 0
+    max_batch_tokens: MaxBatchTokens = 2048
+    prefill_chunk: PrefillChunk = 2048
+    prefill_grant_interval: PrefillGrantInterval = 4
     device: Device = "auto"
     threads: Threads = None
 

@@ -15,7 +15,10 @@ from octavo.errors import InvalidRequest
 MIN_TOKENS = 64
 
 
-@flags.with_engine_flags("storage", "max_context", "prefix_cache", "context_limit_policy", "keep")
+@flags.with_engine_flags(
+    *("storage", "max_context", "prefix_cache", "context_limit_policy", "keep"),
+    *("max_batch_tokens", "prefill_chunk", "prefill_grant_interval"),
+)
 def parity(
     *,
     model: flags.Model = None,

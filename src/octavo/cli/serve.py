@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -17,9 +16,6 @@ DEFAULT_PARALLEL = 8
 Host = Annotated[str, option("--host", help="Address or name to listen on; 0.0.0.0 or :: for all of this machine's.")]
 Port = Annotated[int, option("--port", help="Port to listen on; 0 takes any free one.")]
 Parallel = Annotated[int, option("--parallel", help="Sequences that may run at once.")]
-MaxBatchTokens = Annotated[
-    int, option("--max-batch-tokens", help="Most tokens in a step, prompts and answers together.")
-]
 MaxQueue = Annotated[int, option("--max-queue", help="Most requests that may wait; one more is answered 429.")]
 ApiKey = Annotated[
     list[str] | None,
@@ -59,7 +55,6 @@ def serve(
     host: Host = "127.0.0.1",
     port: Port = 8000,
     parallel: Parallel = DEFAULT_PARALLEL,
-    max_batch_tokens: MaxBatchTokens = 2048,
     max_queue: MaxQueue = 256,
     engine: flags.EngineFlags,
     force: flags.Force = False,
@@ -103,7 +98,7 @@ def serve(
     )
     if parallel < 1:
         raise InvalidRequest(f"--parallel is {parallel}; it must be at least 1")
-    config = replace(engine.config(parallel, force=force), max_batch_tokens=max_batch_tokens)
+    config = engine.config(parallel, force=force)
     if tls_cert and tls_key:
         check_tls(tls_cert, tls_key)
     with listen(host, port) as listener:
