@@ -20,7 +20,7 @@ INFO = ModelInfo("fake", "fake", 300, 64, 63, "paged", "float32", "f16", "full",
 FAKE = "tests.engine.engine_factories:fake_engine"
 BROKEN = "tests.engine.engine_factories:broken_engine"
 UNLOADABLE = "tests.engine.engine_factories:unloadable_engine"
-WITH_NANS = "tests.engine.engine_factories:engine_with_nans"
+WITH_FAULTS = "tests.engine.engine_factories:engine_with_faults"
 
 
 def fake_engine(progress: Progress, step_s: float = 0.001, slots: int = 2) -> EngineParts:
@@ -39,17 +39,20 @@ def unloadable_engine(progress: Progress) -> EngineParts:
     raise LoadError("model.gguf is cut short; fetch it again")
 
 
-def engine_with_nans(progress: Progress, path: Path, config: EngineConfig) -> EngineParts:
-    """A real engine whose logits are NaN for requests with an id that begins with `nan`."""
+def engine_with_faults(progress: Progress, path: Path, config: EngineConfig) -> EngineParts:
+    """A real engine whose logits are NaN for requests with an id that begins with `nan`, and whose steps raise for
+    those that begin with `raise`.
+    """
     from torch import Tensor
 
-    from octavo.engine.core import EngineCore
     from octavo.engine.loaded_model import load_model, plan_model
-    from octavo.engine.served_model import engine_parts
+    from octavo.engine.served_model import ServedCore, engine_parts
 
     def spoil(request_id: str, logits: Tensor) -> None:
         if request_id.startswith("nan"):
             logits.fill_(float("nan"))
+        if request_id.startswith("raise"):
+            raise ZeroDivisionError("in the middle of a step")
 
     loaded = load_model(plan_model(path, config), config, progress)
-    return engine_parts(EngineCore(loaded, config, spoil), config, "tiny")
+    return engine_parts(ServedCore(loaded, config, spoil), config, "tiny")

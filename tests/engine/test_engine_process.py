@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,7 +23,7 @@ from octavo.errors import EngineFault, InvalidRequest, LoadError, NotReady, Queu
 from octavo.llm import LLM
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
-from tests.engine.engine_factories import BROKEN, FAKE, UNLOADABLE, WITH_NANS
+from tests.engine.engine_factories import BROKEN, FAKE, UNLOADABLE, WITH_FAULTS
 from tests.engine.fake_core import FakeCore, request_of
 from tests.engine.tiny_engines import prompt_of
 
@@ -201,21 +202,42 @@ def test_a_gguf_tokenizer_crosses_as_it_is(directory: Callable[[str], Path]) -> 
         stage.close()
 
 
-def test_logits_that_are_no_numbers_end_their_request_and_no_other(directory: Callable[[str], Path]) -> None:
-    stage = Stage(ProcessEngine(WITH_NANS, (directory("llama"), CONFIG)))
+def test_requests_that_fail_in_a_step_of_a_real_engine_end_with_their_causes_and_no_other_does(
+    directory: Callable[[str], Path],
+) -> None:
+    stage = Stage(ProcessEngine(WITH_FAULTS, (directory("llama"), CONFIG)))
 
     async def scene(engine: RemoteEngine) -> list[list[StepEvent]]:
-        names = ("nan", "sound", "other")
+        names = ("nan", "sound", "raise", "other")
         return await asyncio.gather(*(collect(engine, long_request(name, max_tokens=12)) for name in names))
 
     try:
-        bad, sound, other = stage.play(scene)
+        nan, sound, raised, other = stage.play(scene)
+        assert stage.engine.status.state == "ready"
     finally:
         stage.close()
-    assert (bad[-1].fault, bad[-1].delta.finish_reason) == ("fault", "error")
-    assert bad[-1].error
+    for bad in (nan, raised):
+        assert (bad[-1].fault, bad[-1].delta.finish_reason) == ("fault", "error")
+    assert "in the middle of a step" in (raised[-1].error or "")
     assert ids_of(sound) == ids_of(other)
     assert len(ids_of(sound)) == 12
+
+
+def test_deadlines_end_requests_that_wait_or_take_too_long(tiny: Stage) -> None:
+    async def scene(engine: RemoteEngine) -> None:
+        occupants = [engine.run([long_request(f"o{i}")]) for i in range(3)]
+        for occupant in occupants:
+            await anext(occupant)
+        late = replace(long_request("late"), queue_timeout_s=0.001)
+        assert [event.fault for event in await collect(engine, late)] == ["queue_timeout"]
+        for occupant in occupants:
+            await occupant.aclose()
+        slow = replace(long_request("slow"), timeout_s=0.05)
+        events = await collect(engine, slow)
+        assert events[-1].fault == "request_timeout"
+        assert len(ids_of(events)) < 400
+
+    tiny.play(scene)
 
 
 def test_a_model_that_cannot_be_loaded_is_refused_as_it_is_in_this_process(tmp_path: Path) -> None:

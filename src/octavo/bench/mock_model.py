@@ -18,12 +18,11 @@ from octavo.bench.mock_tokenizer import mock_tokenizer
 from octavo.cache.spec import LayerSpec
 from octavo.cache.storage_policy import StorageDecision
 from octavo.config import EngineConfig
-from octavo.engine.core import EngineCore
 from octavo.engine.engine_parts import EngineParts
 from octavo.engine.ledger import plan_memory
 from octavo.engine.loaded_model import LoadedModel, ModelPlan, Progress
 from octavo.engine.resident import Resident
-from octavo.engine.served_model import engine_parts
+from octavo.engine.served_model import ServedCore, engine_parts
 from octavo.engine.working_memory import Serving
 from octavo.layers.attention import AttentionCache
 from octavo.layers.linear import choose_route
@@ -62,11 +61,11 @@ def mock_engine(progress: Progress, settings: MockSettings) -> EngineParts:
         prefix_cache=settings.prefix_cache,
         threads=1,
     )
-    return engine_parts(EngineCore(mock_model(config, settings.step_s), config), config, "mock")
+    return engine_parts(ServedCore(mock_model(config, settings.step_s), config), config, "mock")
 
 
 def mock_model(config: EngineConfig, step_s: float) -> LoadedModel:
-    """A `LoadedModel` for an `EngineCore` of its own. Sets torch's thread count, as loading a model does."""
+    """A `LoadedModel` for an engine of its own. Sets torch's thread count, as loading a model does."""
     torch.set_num_threads(1)
     tokenizer = mock_tokenizer()
     shape = ModelConfig(
