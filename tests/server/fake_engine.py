@@ -26,8 +26,11 @@ EOS_TEXT = "<|im_end|>"
 
 
 @cache
-def byte_tokenizer(chat_template: str | None = CHAT_TEMPLATE) -> Tokenizer:
-    """One token per byte, the pair "th", and the control tokens <|endoftext|>, <|im_start|> and <|im_end|>."""
+def byte_tokenizer(chat_template: str | None = CHAT_TEMPLATE, *, begins_with_bos: bool = False) -> Tokenizer:
+    """One token per byte, the pair "th", and the control tokens <|endoftext|>, <|im_start|> and <|im_end|>.
+
+    Text begins with <|endoftext|> if `begins_with_bos`.
+    """
     tokens = [*sorted(ByteLevel.alphabet()), "th", "<|endoftext|>", "<|im_start|>", EOS_TEXT]
     kinds = [TokenKind.NORMAL] * 257 + [TokenKind.CONTROL] * 3
     metadata = {
@@ -38,7 +41,7 @@ def byte_tokenizer(chat_template: str | None = CHAT_TEMPLATE) -> Tokenizer:
         "tokenizer.ggml.merges": ["t h"],
         "tokenizer.ggml.bos_token_id": tokens.index("<|endoftext|>"),
         "tokenizer.ggml.eos_token_id": tokens.index(EOS_TEXT),
-        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.ggml.add_bos_token": begins_with_bos,
     }
     if chat_template is not None:
         metadata["tokenizer.chat_template"] = chat_template

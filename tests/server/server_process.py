@@ -88,6 +88,14 @@ def fake_server(engine: dict[str, Any] | None = None, **settings: Any) -> Iterat
 
 
 @contextmanager
+def model_server(model: Path, config: dict[str, Any] | None = None, **settings: Any) -> Iterator[ServerProcess]:
+    """A server over an engine of `config`, as `octavo serve` starts one, with settings that have no flag."""
+    script = [sys.executable, str(HERE / "model_server.py"), str(model), json.dumps(config or {}), json.dumps(settings)]
+    with _running(ServerProcess(script)) as server:
+        yield server
+
+
+@contextmanager
 def octavo_serve(*arguments: object, **environment: str) -> Iterator[ServerProcess]:
     """The command, on a free port unless `arguments` name one."""
     command = [sys.executable, "-m", "octavo", "serve", "--port", "0", *map(str, arguments)]

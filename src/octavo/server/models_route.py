@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Path, Request
 from pydantic import BaseModel
 
 from octavo.engine.serving import ModelInfo
 from octavo.server.errors import model_not_found
+from octavo.server.protocol.fields import limited
 from octavo.server.state import state_of
 
 router = APIRouter()
+ModelId = Annotated[str, Path(json_schema_extra=limited("model name"))]
 
 
 class Model(BaseModel):
@@ -41,7 +43,7 @@ async def list_models(request: Request) -> ModelList:
 
 
 @router.get("/v1/models/{model_id:path}")
-async def one_model(request: Request, model_id: str) -> Model:
+async def one_model(request: Request, model_id: ModelId) -> Model:
     """One of them."""
     state = state_of(request)
     info, _ = state.ready_model()

@@ -1,12 +1,17 @@
-"""How errors stand in /openapi.json. The routes themselves describe what they take and give."""
+"""/openapi.json: how errors stand in it, and the bounds that a running server has. The routes describe themselves."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
+
+from octavo.errors import NotReady
+from octavo.server.protocol.fields import LIMITED
+from octavo.server.state import ServerState
 
 
 class ErrorDetail(BaseModel):
@@ -47,22 +52,70 @@ class Described(FastAPI):
     """An application whose description has no 422, which it never answers, and says that keys are bearer tokens."""
 
     def openapi(self) -> dict[str, Any]:
-        """The document, made once."""
+        """The document. Once the model is loaded, names, token ids and counts have the bounds that this server sets."""
         if self.openapi_schema is None:
-            document = get_openapi(
-                title=self.title,
-                version=self.version,
-                description=self.description,
-                routes=self.routes,
-                servers=self.servers,
-            )
-            for path in document["paths"].values():
-                for operation in path.values():
-                    operation["responses"].pop("422", None)
-            components = document.setdefault("components", {})
-            for unused in ("HTTPValidationError", "ValidationError"):
-                components.get("schemas", {}).pop(unused, None)
-            components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-            document["security"] = [{}, {"key": []}]
-            self.openapi_schema = document
-        return self.openapi_schema
+            self.openapi_schema = self._document()
+        state: ServerState = self.state.octavo
+        document: dict[str, Any] = within_limits(self.openapi_schema, limits_of(state))
+        return document
+
+    def _document(self) -> dict[str, Any]:
+        document = get_openapi(
+            title=self.title,
+            version=self.version,
+            description=self.description,
+            routes=self.routes,
+            servers=self.servers,
+        )
+        for path in document["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)
+        components = document.setdefault("components", {})
+        for unused in ("HTTPValidationError", "ValidationError"):
+            components.get("schemas", {}).pop(unused, None)
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{}, {"key": []}]
+        return document
+
+
+def limits_of(state: ServerState) -> dict[str, dict[str, Any]]:
+    """By mark, what bounds a field of requests; only what the settings say while there is no model."""
+    settings = state.settings
+    limits: dict[str, dict[str, Any]] = {
+        "prompts": {"maxItems": settings.max_prompts},
+        "choices": {"maximum": settings.max_choices},
+    }
+    try:
+        info, tokenizer = state.ready_model()
+    except NotReady:
+        return limits
+    last = info.vocab_size - 1
+    limits["model name"] = {"enum": list(state.model_names())}
+    limits["token id"] = {"maximum": last}
+    limits["token id as text"] = {"pattern": f"^({_numbers_up_to(last)})$"}
+    limits["prompt ids"] = {"maxItems": info.max_prompt_tokens}
+    limits["prompt text"] = {} if tokenizer.encode("") else {"minLength": 1}
+    return limits
+
+
+def within_limits(schema: Any, limits: Mapping[str, Mapping[str, Any]]) -> Any:
+    """A copy of `schema` with what `limits` have in the place of their marks."""
+    if isinstance(schema, list):
+        return [within_limits(each, limits) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: within_limits(value, limits) for name, value in schema.items() if name != LIMITED}
+    return {**found, **limits.get(schema.get(LIMITED, ""), {})}
+
+
+def _numbers_up_to(last: int) -> str:
+    """A regular expression of the decimal numbers from 0 to `last`, without leading zeros."""
+    digits = str(last)
+    forms = ["0"]
+    if len(digits) > 1:
+        forms.append(f"[1-9][0-9]{{0,{len(digits) - 2}}}")
+    for place, digit in enumerate(digits):  # as many digits, of which the first that differs is less
+        first = 0 if place else 1
+        if int(digit) > first:
+            forms.append(f"{digits[:place]}[{first}-{int(digit) - 1}]" + "[0-9]" * (len(digits) - place - 1))
+    return "|".join([*forms, digits])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from octavo.server.errors import invalid
-from octavo.server.protocol.fields import INTEGRAL, MAX_TOKENS, Label, RequestModel
+from octavo.server.protocol.fields import INTEGRAL, MAX_TOKENS, Label, RequestModel, true
 from octavo.server.protocol.messages import Messages, TemplateVariables, template_variables
 from octavo.server.protocol.parsing import Unsupported
-from octavo.server.protocol.sampling import UNSUPPORTED_SAMPLING, SamplingFields
+from octavo.server.protocol.sampling import OPTIONS_NEED_STREAM, UNSUPPORTED_SAMPLING, SamplingFields
 
 MAX_TOP_LOGPROBS = 20  # OpenAI's bound
 
@@ -44,6 +44,15 @@ class TextFormat(RequestModel):
 
 class ChatRequest(SamplingFields):
     """Fields of OpenAI's that are not supported yet are declared with the values that ask for nothing."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "allOf": [
+                OPTIONS_NEED_STREAM,
+                {"anyOf": [{"properties": {"top_logprobs": {"enum": [0, None]}}}, true("logprobs")]},
+            ]
+        }
+    )
 
     messages: Messages
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), INTEGRAL] | None = None

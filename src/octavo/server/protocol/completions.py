@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag
+from pydantic import ConfigDict, Field, Tag
 from pydantic.types import Discriminator
 
 from octavo.sampling_params import MAX_LOGPROBS
 from octavo.server.errors import invalid
-from octavo.server.protocol.fields import INTEGRAL, MAX_TOKENS, SomeTokenIds
+from octavo.server.protocol.fields import INTEGRAL, MAX_TOKENS, SomeTokenIds, limited, true
 from octavo.server.protocol.parsing import Unsupported
-from octavo.server.protocol.sampling import UNSUPPORTED_SAMPLING, SamplingFields
+from octavo.server.protocol.sampling import OPTIONS_NEED_STREAM, UNSUPPORTED_SAMPLING, SamplingFields
 
 MAX_PROMPTS = 1024  # that a schema allows; a server's own settings may allow fewer
 
@@ -34,10 +34,12 @@ def _prompt_kind(value: Any) -> str | None:
     return "id lists" if isinstance(value[0], list) else "ids"
 
 
-Texts = Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)]
-IdLists = Annotated[list[SomeTokenIds], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)]
+_SEVERAL = Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS, json_schema_extra=limited("prompts"))
+Text = Annotated[str, Field(json_schema_extra=limited("prompt text"))]
+Texts = Annotated[list[Text], _SEVERAL]
+IdLists = Annotated[list[SomeTokenIds], _SEVERAL]
 Prompt = Annotated[
-    Annotated[str, Tag("text")]
+    Annotated[Text, Tag("text")]
     | Annotated[Texts, Tag("texts")]
     | Annotated[SomeTokenIds, Tag("ids")]
     | Annotated[IdLists, Tag("id lists")],
@@ -50,6 +52,15 @@ Prompt = Annotated[
 
 
 class CompletionRequest(SamplingFields):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "allOf": [
+                OPTIONS_NEED_STREAM,
+                {"anyOf": [{"properties": {"max_tokens": {"type": ["integer", "null"], "minimum": 1}}}, true("echo")]},
+            ]
+        }
+    )
+
     prompt: Prompt
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS), INTEGRAL] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), INTEGRAL] | None = None

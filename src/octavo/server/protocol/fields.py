@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic.config import JsonDict
 
 MAX_TOKENS = 2**31 - 1
 MAX_SALT = 256
 MAX_LABEL = 1024  # characters of a name or an identifier
+
+# A mark in a JSON schema, whose value says what stands there. A bound of the model's or of the server's own settings
+# takes its place in /openapi.json; what is declared here holds for every model and server.
+LIMITED = "x-octavo-limited"
+Limited = Literal["model name", "token id", "token id as text", "prompt text", "prompt ids", "prompts", "choices"]
 
 
 class RequestModel(BaseModel):
@@ -28,10 +34,31 @@ def _integrals(values: Any) -> Any:
     return values
 
 
+def limited(what: Limited) -> JsonDict:
+    """`what` as the mark that `LIMITED` is, for `json_schema_extra`."""
+    return {LIMITED: what}
+
+
 # Last in an Annotated: bounds that come after it are lost in the JSON schema.
 INTEGRAL = BeforeValidator(_integral)
-TokenId = Annotated[int, Field(ge=0, le=MAX_TOKENS), INTEGRAL]
-_PlainId = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
+_PlainId = Annotated[int, Field(ge=0, le=MAX_TOKENS, json_schema_extra=limited("token id"))]
+TokenId = Annotated[_PlainId, INTEGRAL]
 TokenIds = Annotated[list[_PlainId], Field(fail_fast=True), BeforeValidator(_integrals)]
-SomeTokenIds = Annotated[list[_PlainId], Field(fail_fast=True, min_length=1), BeforeValidator(_integrals)]
+SomeTokenIds = Annotated[
+    list[_PlainId],
+    Field(fail_fast=True, min_length=1, json_schema_extra=limited("prompt ids")),
+    BeforeValidator(_integrals),
+]
 Label = Annotated[str, StringConstraints(max_length=MAX_LABEL)]
+ModelName = Annotated[Label, Field(json_schema_extra=limited("model name"))]
+
+
+# Parts of JSON schemas that say which fields need which others. `check` of the same model refuses by these.
+def absent(name: str) -> JsonDict:
+    """The field `name` is not there, or null."""
+    return {"properties": {name: {"type": "null"}}}
+
+
+def true(name: str) -> JsonDict:
+    """The field `name` is there and true."""
+    return {"properties": {name: {"const": True}}, "required": [name]}

@@ -5,12 +5,24 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, Tag
+from pydantic.config import JsonDict
 from pydantic.types import Discriminator
 
 from octavo.errors import InvalidRequest
 from octavo.sampling_params import MAX_CHOICES, MAX_STOP_LENGTH, MAX_STOP_STRINGS, SamplingParams
 from octavo.server.errors import invalid
-from octavo.server.protocol.fields import INTEGRAL, MAX_SALT, MAX_TOKENS, Label, RequestModel, TokenId
+from octavo.server.protocol.fields import (
+    INTEGRAL,
+    MAX_SALT,
+    MAX_TOKENS,
+    Label,
+    ModelName,
+    RequestModel,
+    TokenId,
+    absent,
+    limited,
+    true,
+)
 from octavo.server.protocol.parsing import Unsupported, named
 
 MAX_STOP_TOKEN_IDS = 128
@@ -27,7 +39,11 @@ Stop = Annotated[
         custom_error_message="Input should be a string or a list of strings",
     ),
 ]
-BiasKey = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,9})$")]
+BiasKey = Annotated[
+    str,
+    StringConstraints(pattern=r"^(0|[1-9][0-9]{0,9})$"),
+    Field(json_schema_extra=limited("token id as text")),
+]
 BiasValue = Annotated[float, Field(ge=-10_000, le=10_000)]
 
 # What OpenAI's chat and completion requests have in common and this server does not act on.
@@ -35,6 +51,10 @@ UNSUPPORTED_SAMPLING = {
     "service_tier": Unsupported("there is one tier; leave it out, or send auto", "auto", "default"),
     "store": Unsupported("answers are not kept; leave it out, or send false", False),
 }
+
+
+# For the JSON schema, what `check_stream_options` refuses.
+OPTIONS_NEED_STREAM: JsonDict = {"anyOf": [absent("stream_options"), true("stream")]}
 
 
 class StreamOptions(RequestModel):
@@ -45,10 +65,10 @@ class StreamOptions(RequestModel):
 class SamplingFields(RequestModel):
     """Null is the same as absent in every field. Ranges are those of `SamplingParams`."""
 
-    model: Label | None = None
+    model: ModelName | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES), INTEGRAL] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES, json_schema_extra=limited("choices")), INTEGRAL] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS), INTEGRAL] | None = None
@@ -57,7 +77,7 @@ class SamplingFields(RequestModel):
     frequency_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     logit_bias: Annotated[dict[BiasKey, BiasValue], Field(max_length=MAX_LOGIT_BIAS)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1), INTEGRAL] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64), INTEGRAL] | None = None  # in /openapi.json bounds are floats
     stop: Stop | None = None
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: bool | None = None

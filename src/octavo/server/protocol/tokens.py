@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from octavo.server.protocol.fields import Label, RequestModel, TokenIds
+from octavo.server.protocol.fields import ModelName, RequestModel, TokenIds
 from octavo.server.protocol.messages import Messages, TemplateVariables
 
 
 class TokenizeText(RequestModel):
-    model: Label | None = None
+    model: ModelName | None = None
     prompt: str
     messages: None = None
     add_special_tokens: bool | None = None
@@ -15,7 +15,7 @@ class TokenizeText(RequestModel):
 
 
 class TokenizeChat(RequestModel):
-    model: Label | None = None
+    model: ModelName | None = None
     messages: Messages
     prompt: None = None
     add_generation_prompt: bool | None = None
@@ -24,6 +24,6 @@ class TokenizeChat(RequestModel):
 
 
 class DetokenizeRequest(RequestModel):
-    model: Label | None = None
+    model: ModelName | None = None
     tokens: TokenIds
     skip_special_tokens: bool | None = None
