@@ -372,6 +372,18 @@ def test_who_outgrows_the_pool_has_others_give_way_and_they_go_on_later_without_
     assert all(tokens == list(range(16, 166)) for tokens in seen.values())
 
 
+@pytest.mark.parametrize(("num_blocks", "enters"), [(7, False), (8, True)])
+def test_beside_others_a_request_enters_only_if_a_block_stays_free_for_each_that_may_grow(
+    num_blocks: int, enters: bool
+) -> None:
+    scheduler = make_scheduler(make_pool((num_blocks, 12)), budget=96)
+    scheduler.add(make_state("r1", 48, 40))
+    step = scheduled(scheduler)
+    scheduler.complete(step, answer(step))
+    scheduler.add(make_state("r2", 48, 40))  # 3 blocks each, and one more for either
+    assert [name for name, *_ in shape(scheduled(scheduler))] == ["r1", "r2"][: 1 + enters]
+
+
 def test_dense_requests_and_those_that_reserve_never_give_way() -> None:
     scheduler, storage = make_scheduler(make_pool((12, 12))), StorageSimulation()
     for name, storage_kind, reserve in (("r1", DENSE, False), ("r2", PAGED, True), ("r3", PAGED, False)):
