@@ -45,13 +45,13 @@ def shareable(case: str, storage: StorageKind, num_tokens: int) -> int:
 def count_tokens(driver: Driver) -> list[int]:
     """A list that gets what the model computes, in tokens, of each step from here on."""
     counted: list[int] = []
-    execute = driver.core.runner.execute
+    forward = driver.core.runner.forward
 
     def counting(batch):
         counted.append(sum(row.num_tokens for row in batch.rows))
-        return execute(batch)
+        return forward(batch)
 
-    driver.core.runner.execute = counting
+    driver.core.runner.forward = counting
     return counted
 
 

@@ -52,8 +52,8 @@ def test_a_request_goes_on_from_a_snapshot_with_the_bits_of_one_that_computed_al
     snapshot = KVSnapshot.from_bytes(snapshot_of(loaded, PROMPT[:length], source).to_bytes())
     driver = Driver(loaded, target, block_size=32, max_num_seqs=2, prefill_chunk=30)
     computed = []
-    execute = driver.core.runner.execute
-    driver.core.runner.execute = lambda batch: (computed.append(batch.num_tokens), execute(batch))[1]
+    forward = driver.core.runner.forward
+    driver.core.runner.forward = lambda batch: (computed.append(batch.num_tokens), forward(batch))[1]
     add(driver, "a", PROMPT, HandOff(start=snapshot))
     driver.run()
     assert_equal(driver.outcomes["a"], alone(loaded, PROMPT))
@@ -128,7 +128,7 @@ def test_a_step_that_fails_is_made_again_with_the_same_bits(load, case, storage,
     snapshot = snapshot_of(loaded, PROMPT[:70])
     driver = Driver(loaded, storage, max_num_seqs=1, prefill_chunk=40)
     add(driver, "a", PROMPT, HandOff(start=snapshot))
-    target = (driver.core.runner.cache, "import_") if where == "import" else (driver.core.runner, "execute")
+    target = (driver.core.runner.cache, "import_") if where == "import" else (driver.core.runner, "forward")
     work = getattr(*target)
 
     def fail(*arguments):
