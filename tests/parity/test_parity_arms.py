@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,9 @@ from octavo.errors import InvalidRequest
 from octavo.parity import ARMS, run_parity
 from octavo.parity import runner as runner_module
 from octavo.parity.prompts import parity_prompts
+from octavo.parity.server_arm import ServedAnswers
 from octavo.parity.trace import Trace, compare
+from octavo.step_batch import StorageKind
 from octavo.storage import kv_cache
 from octavo.storage.route import Route, RouteCounts
 from tests.paged_routes import PAGED_ROUTES
@@ -34,8 +37,8 @@ def loaded(tmp_path_factory):
 
 
 @pytest.fixture
-def quick_cli(monkeypatch):
-    """The command-line arm without its process: it repeats the tokens of the reference."""
+def no_processes(monkeypatch):
+    """The arms that are processes without these: they repeat what the reference says."""
     reference: list[int] = []
     original = runner_module.ParityRun._alone
 
@@ -48,19 +51,29 @@ def quick_cli(monkeypatch):
     def repeat(plan, config, prompt, prompt_token_ids, num_tokens):
         return Trace(list(reference), [], {"dense": 1, "ring": 1})
 
+    def repeat_served(plan, config, kind, questions, noise):
+        routes = {"dense": 1, "ring": 1} if kind is StorageKind.DENSE else dict.fromkeys(PAGED_ROUTES, 1)
+        return ServedAnswers([deepcopy(question.expected) for question in questions], routes)
+
     monkeypatch.setattr(runner_module.ParityRun, "_alone", remember)
     monkeypatch.setattr(runner_module, "trace_cli", repeat)
+    monkeypatch.setattr(runner_module, "ask_server", repeat_served)
 
 
 def runs_paged(arm: str) -> bool:
-    if arm == "cached_prefix_dense":
+    if arm in ("cached_prefix_dense", "server_dense"):
         return False
     return any(
         part in arm for part in ("paged", "chunk", "gather", "cached", "preempted", "imported", "shift", "codec")
     )
 
 
-def test_a_healthy_engine_is_equal_in_every_arm(loaded, quick_cli):
+def runs_paged_here(arm: str) -> bool:
+    """Paged, and in this process."""
+    return runs_paged(arm) and "server" not in arm
+
+
+def test_a_healthy_engine_is_equal_in_every_arm(loaded, no_processes):
     told = []
     report = run_parity(loaded, CONFIG, num_tokens=NUM_TOKENS, on_arm=told.append)
     assert report.equal and report.contract == "bitwise"
@@ -95,15 +108,17 @@ def test_a_healthy_engine_is_equal_in_every_arm(loaded, quick_cli):
         "imported_snapshot",
         "context_shift",
         "cli",
+        "server_dense",
+        "server_paged",
     ],
 )
-def test_a_fault_in_one_arm_is_noticed_there_and_nowhere_else(loaded, quick_cli, arm):
+def test_a_fault_in_one_arm_is_noticed_there_and_nowhere_else(loaded, no_processes, arm):
     report = run_parity(loaded, CONFIG, num_tokens=NUM_TOKENS, fault=arm)
     assert not report.equal
     assert [found.name for found in report.arms if not found.equal] == [arm]
     (found,) = [found for found in report.arms if found.name == arm]
     assert found.first_divergence is not None
-    assert arm == "cli" or found.max_logit_diff > 0.25
+    assert arm == "cli" or "server" in arm or found.max_logit_diff > 0.25
 
 
 def test_an_unknown_arm_is_refused_with_those_there_are(loaded):
@@ -117,7 +132,7 @@ def test_a_context_too_short_for_the_run_is_refused_not_cut_short(loaded):
 
 
 @pytest.mark.parametrize("lie", ["none", "dense"])
-def test_a_paged_arm_without_paged_routes_fails_although_its_tokens_agree(loaded, quick_cli, monkeypatch, lie):
+def test_a_paged_arm_without_paged_routes_fails_although_its_tokens_agree(loaded, no_processes, monkeypatch, lie):
     original = RouteCounts.add
 
     def add(self, route, reason):
@@ -129,7 +144,7 @@ def test_a_paged_arm_without_paged_routes_fails_although_its_tokens_agree(loaded
     monkeypatch.setattr(RouteCounts, "add", add)
     report = run_parity(loaded, CONFIG, num_tokens=NUM_TOKENS)
     failed = [arm for arm in report.arms if not arm.equal]
-    assert [arm.name for arm in failed] == [a for a in ARMS if runs_paged(a)]
+    assert [arm.name for arm in failed] == [a for a in ARMS if runs_paged_here(a)]
     for arm in failed:
         assert arm.first_divergence is None
         expected = {"gather"} if "gather" in arm.name or "codec" in arm.name else PAGED_ROUTES
@@ -138,7 +153,7 @@ def test_a_paged_arm_without_paged_routes_fails_although_its_tokens_agree(loaded
 
 
 @pytest.mark.skipif({"gather"} == PAGED_ROUTES, reason="no compiled kernels, so paged rows are gathered")
-def test_a_paged_arm_that_gathers_where_the_fused_kernel_serves_fails(loaded, quick_cli, monkeypatch):
+def test_a_paged_arm_that_gathers_where_the_fused_kernel_serves_fails(loaded, no_processes, monkeypatch):
     original = RouteCounts.add
 
     def add(self, route, reason):
@@ -146,10 +161,10 @@ def test_a_paged_arm_that_gathers_where_the_fused_kernel_serves_fails(loaded, qu
 
     monkeypatch.setattr(RouteCounts, "add", add)
     failed = {arm.name for arm in run_parity(loaded, CONFIG, num_tokens=NUM_TOKENS).arms if not arm.equal}
-    assert failed == {a for a in ARMS if runs_paged(a) and "gather" not in a and "codec" not in a}
+    assert failed == {a for a in ARMS if runs_paged_here(a) and "gather" not in a and "codec" not in a}
 
 
-def test_an_engine_whose_paged_storage_errs_is_noticed(loaded, quick_cli, monkeypatch):
+def test_an_engine_whose_paged_storage_errs_is_noticed(loaded, no_processes, monkeypatch):
     """A small error in the logits of whatever ran paged, not injected by the run itself."""
     original = EngineCore.__init__
 
@@ -162,7 +177,7 @@ def test_an_engine_whose_paged_storage_errs_is_noticed(loaded, quick_cli, monkey
     monkeypatch.setattr(EngineCore, "__init__", init)
     report = run_parity(loaded, CONFIG, num_tokens=NUM_TOKENS)
     failed = {arm.name for arm in report.arms if not arm.equal}
-    assert failed == {a for a in ARMS if runs_paged(a) and a != "context_shift"}  # too small for its margin
+    assert failed == {a for a in ARMS if runs_paged_here(a) and a != "context_shift"}  # too small for its margin
 
 
 def test_the_longest_prompt_is_longer_than_the_window_and_hardly_longer_than_asked(loaded):

@@ -33,7 +33,7 @@ def parity(
     force: flags.Force = False,
     as_json: flags.AsJson = False,
 ) -> None:
-    """Run dense, paged, batched, chunked and command-line arms and compare tokens and logits with the reference."""
+    """Run dense, paged, batched, command-line, server and other arms; compare tokens and logits with a reference."""
     if max_tokens < MIN_TOKENS:
         raise InvalidRequest(f"max tokens is {max_tokens}; a parity run needs at least {MIN_TOKENS}")
     config = engine.config(1, force=force)

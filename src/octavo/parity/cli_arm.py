@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Sequence
 
 from octavo.config import EngineConfig
 from octavo.engine.loaded_model import ModelPlan
 from octavo.environment import child_environment
+from octavo.parity.child_command import child_command
 from octavo.parity.trace import Trace
 
 
@@ -17,23 +17,8 @@ def trace_cli(
     plan: ModelPlan, config: EngineConfig, prompt: str, prompt_token_ids: Sequence[int], num_tokens: int
 ) -> Trace:
     """Greedy tokens of `prompt`, dense; logits stay in the process. `prompt_token_ids` are what it must encode to."""
-    settings = {
-        "--model": plan.checkpoint.path,
-        "--prompt": prompt,
-        "--max-tokens": num_tokens,
-        "--max-context": config.max_context or plan.ledger.context_limit,
-        "--storage": "dense",
-        "--block-size": config.block_size,
-        "--dtype": str(plan.dtype).removeprefix("torch."),
-        "--weights": config.weights,
-        "--kv-dtype": config.kv_dtype,
-        "--kv-budget": config.kv_budget or "auto",
-        "--device": plan.device.type,
-        "--threads": plan.threads,
-    }
-    switches = ["--json", "--raw", "--ignore-eos", *(["--force"] if config.force else [])]
-    command = [sys.executable, "-P", "-m", "octavo", "generate", *switches]
-    command += [f"{flag}={value}" for flag, value in settings.items()]
+    settings = {"--prompt": prompt, "--max-tokens": num_tokens, "--storage": "dense"}
+    command = child_command(plan, config, "generate", settings, "--json", "--raw", "--ignore-eos")
     done = subprocess.run(
         command, env=child_environment(), stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", check=False
     )

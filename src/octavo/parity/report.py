@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,8 @@ from typing import Any
 class ArmResult:
     """One arm against the reference. `problem` says why it failed, beyond what the numbers show.
 
-    `margin` is there if the arm is held to less than the run is: to tokens wherever the reference leads by more.
+    An arm that sees no logits compares log-probabilities in their place, or nothing. `margin` is there if the arm is
+    held to less than the run is: to tokens wherever the reference leads by more.
     """
 
     name: str
@@ -40,6 +41,21 @@ class ArmResult:
         return (
             f"{self.name:<22} {verdict:<10} divergent token: {first}; largest logit difference: {diff}; {routes}{held}"
         )
+
+
+def joined_result(name: str, parts: Sequence[ArmResult]) -> ArmResult:
+    """Parts of one arm, at least one, that took the same routes: equal if all are. The first that is not is named."""
+    wrong = next((part for part in parts if not part.equal), None)
+    divergences = [part.first_divergence for part in parts if part.first_divergence is not None]
+    diffs = [part.max_logit_diff for part in parts if part.max_logit_diff is not None]
+    return ArmResult(
+        name,
+        wrong is None,
+        min(divergences, default=None),
+        max(diffs, default=None),
+        parts[0].routes,
+        None if wrong is None else f"{wrong.name}: {wrong.problem or 'another answer'}",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,9 @@ from octavo.llm import LLM
 from octavo.parity.cache_arms import trace_cached, trace_preempted
 from octavo.parity.cli_arm import trace_cli
 from octavo.parity.prompts import parity_prompts
-from octavo.parity.report import ArmResult, Report
+from octavo.parity.report import ArmResult, Report, joined_result
+from octavo.parity.server_arm import ServedAnswers, ask_server
+from octavo.parity.server_questions import Question, ask_alone
 from octavo.parity.shift_arm import ShiftRun
 from octavo.parity.snapshot_arm import trace_imported
 from octavo.parity.trace import Comparison, Trace, compare
@@ -44,6 +46,7 @@ ARMS = (
     "context_shift",
     *(f"codec_{name}" for name in _NARROW),
     "cli",
+    *(f"server_{kind}" for kind in ("dense", "paged")),
 )
 _WIDE = 0.25  # the margin where something is computed or kept in 16 bits
 _MARGIN = {torch.float32: 1e-3, torch.float16: _WIDE, torch.bfloat16: _WIDE}
@@ -82,6 +85,7 @@ class ParityRun:
         self.bitwise = loaded.plan.device.type == "cpu" and loaded.plan.routes.row_invariant
         self.margin = _MARGIN[loaded.plan.dtype]
         self._references: dict[int, Trace] = {}
+        self._questions: list[Question] = []
         self._specs = loaded.model.kv_layout(loaded.plan.config)
         self._refusals = self._refused()
         if self._chosen <= self._refusals.keys():
@@ -125,6 +129,9 @@ class ParityRun:
                 yield self._codec(codec, longest)
         if self._wants("cli"):
             yield self._judge("cli", self._cli(0), 0, dense)
+        for kind in (dense, paged):
+            if self._wants(f"server_{kind.value}"):
+                yield self._served(f"server_{kind.value}", kind)
 
     def _wants(self, arm: str) -> bool:
         """Whether to run an arm. Tells of one that was chosen and cannot be run here."""
@@ -281,6 +288,27 @@ class ParityRun:
         if self._fault == "cli" and trace.problem is None:
             trace.token_ids[self._fault_step(prompt)] += 1
         return trace
+
+    def _served(self, name: str, kind: StorageKind) -> ArmResult:
+        """All questions to one server. Where routes are not row-invariant a margin says nothing of sampled tokens."""
+        if not self._questions:
+            prompts = [self._prompts[0], self._prompts[-1]]
+            self._questions = ask_alone(self._loaded, self._config, prompts, self._num_tokens, sampled=self.bitwise)
+        served = ask_server(self._loaded.plan, self._config, kind, self._questions, self._prompts)
+        if name == self._fault and served.problem is None and served.answers[0].problem is None:
+            served.answers[0].logprobs["tokens"][self._fault_step(0)] += " "
+        return self._judge_served(name, kind, served)
+
+    def _judge_served(self, name: str, kind: StorageKind, served: ServedAnswers) -> ArmResult:
+        if served.problem is not None:
+            return ArmResult(name, False, None, None, served.routes, served.problem)
+        results = []
+        for question, answer in zip(self._questions, served.answers, strict=True):
+            trace = question.trace(answer, served.routes, bitwise=self.bitwise)
+            found = compare(trace, question.reference(), bitwise=self.bitwise, margin=self.margin)
+            problem = self._problem(trace, self._num_tokens, self._expected[kind])
+            results.append(_result(question.name, found, trace, problem))
+        return joined_result(name, results)
 
     def _fault_step(self, prompt: int) -> int:
         """The first step at which the reference leads by so much that another token is no tie."""
