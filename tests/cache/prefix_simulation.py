@@ -16,6 +16,14 @@ KINDS = {"full": None, "sliding": 20, "chunked": 24}
 Row = tuple[int, int]  # what was computed, and how far its key was rotated back
 
 
+@dataclass(frozen=True)
+class RingCopy:
+    """What storage kept in a slot of a sequence whose tokens had this digest."""
+
+    digest: int
+    num_bytes: int = 1
+
+
 @dataclass
 class Script:
     """One sequence's tokens, and per position a digest of all up to it: what its row must have been computed from."""
@@ -26,6 +34,7 @@ class Script:
     rope_offset: int = 0
     unrotated: bool = False  # a shift has happened, and storage has not rotated yet
     table: list[dict[int, int]] = field(default_factory=list)
+    copied: tuple[int, frozenset[BlockCopy]] = (-1, frozenset())  # at which position, and what
 
     def digest(self, position: int) -> int:
         while len(self.digests) <= position:
@@ -51,7 +60,9 @@ class Storage:
     ) -> list[BlockCopy]:
         """Make the sequence's copies, write positions `[start, stop)`, and check all rows that these see."""
         copies = list(self._pool.copies(handle))
-        for copy in copies:
+        made = script.copied[1] if script.copied[0] == start else frozenset()  # by a step that failed
+        script.copied = (start, made | frozenset(copies))
+        for copy in set(copies) - made:
             for offset in range(self._size):
                 row = self.rows.get((copy.group, copy.source, offset))
                 if row is not None:
@@ -83,18 +94,25 @@ class Storage:
 
 
 def longest_hit(
-    pool: CachePool, cached: dict[tuple[int, ...], tuple[int | None, ...]], tokens: Sequence[int], keep: int
+    pool: CachePool,
+    cached: dict[tuple[int, ...], tuple[int | None, ...]],
+    tokens: Sequence[int],
+    keep: int,
+    storage: StorageKind,
+    with_snapshot: set[tuple[int, ...]],
 ) -> int:
-    """The length of the best paged hit, by trying every one. `cached` maps whole prefixes to their last block's ids."""
+    """The length of the best hit, by trying every one. `cached` maps whole prefixes to their last block's ids."""
     size = pool.block_size
     for n in range((len(tokens) - 1) // size, 0, -1):
         blocks = [cached.get(tuple(tokens[: (b + 1) * size])) for b in range(n)]
         if any(ids is None for ids in blocks):
             continue
+        if keeps_rings(pool, storage) and tuple(tokens[: n * size]) not in with_snapshot:
+            continue
         needed = {
             (b, g)
             for g, group in enumerate(pool.groups)
-            if group.takes_blocks(StorageKind.PAGED)
+            if group.takes_blocks(storage)
             for b in range(n)
             if group.spec.window is None or b * size < keep or (b + 1) * size > group.spec.first_visible(n * size)
         }
@@ -103,8 +121,14 @@ def longest_hit(
     return 0
 
 
-def cached_prefixes(pool: CachePool, salt: str) -> dict[tuple[int, ...], tuple[int | None, ...]]:
-    """All that the tree holds for one salt, read node by node."""
+def keeps_rings(pool: CachePool, storage: StorageKind) -> bool:
+    return any(not group.takes_blocks(storage) for group in pool.groups)
+
+
+def cached_prefixes(
+    pool: CachePool, salt: str, with_snapshot: set[tuple[int, ...]] | None = None
+) -> dict[tuple[int, ...], tuple[int | None, ...]]:
+    """All that the tree holds for one salt, read node by node. Those with a snapshot are added to `with_snapshot`."""
     tree = pool.prefix._tree
     root = tree.root(PrefixDomain(salt=salt))
     found: dict[tuple[int, ...], tuple[int | None, ...]] = {}
@@ -115,6 +139,8 @@ def cached_prefixes(pool: CachePool, salt: str) -> dict[tuple[int, ...], tuple[i
             run = memoryview(bytes(node.tokens)).cast("i")[b * pool.block_size : (b + 1) * pool.block_size]
             before = (*before, *run)
             found[before] = tuple([ids[b] for ids in node.blocks])
+            if with_snapshot is not None and node.start + b + 1 in node.snapshots:
+                with_snapshot.add(before)
         waiting += [(child, before) for bucket in node.children.values() for child in bucket]
     return found
 

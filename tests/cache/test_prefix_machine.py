@@ -21,9 +21,11 @@ from hypothesis.stateful import (
 )
 from prefix_simulation import (
     SIZE,
+    RingCopy,
     Script,
     Storage,
     cached_prefixes,
+    keeps_rings,
     longest_hit,
     make_groups,
     one_byte,
@@ -50,19 +52,25 @@ class PrefixMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.begin_with(("full", "sliding"), 0, None, blake2b_128)
+        self.begin_with(("full", "sliding"), 0, None, None, blake2b_128)
 
     @initialize(
         kinds=st.sampled_from([("full",), ("full", "sliding"), ("sliding", "full"), ("full", "chunked"), ("sliding",)]),
         spare=st.integers(0, 4),
         limit=st.sampled_from([None, None, 3, 9]),
+        snapshot_limit=st.sampled_from([None, 1, 3]),
         digest=st.sampled_from([blake2b_128, one_byte, same_for_all]),
     )
     def begin_with(
-        self, kinds: tuple[str, ...], spare: int, limit: int | None, digest: Callable[[bytes], bytes]
+        self,
+        kinds: tuple[str, ...],
+        spare: int,
+        limit: int | None,
+        snapshot_limit: int | None,
+        digest: Callable[[bytes], bytes],
     ) -> None:
         num_blocks = [10 + spare for _ in kinds]
-        options = PrefixOptions(limit_bytes=limit, digest=digest)
+        options = PrefixOptions(limit_bytes=limit, snapshot_limit_bytes=snapshot_limit, digest=digest)
         self.pool = CachePool(make_groups(kinds), SIZE, num_blocks, MAX_SEQS, MAX_APPEND, options)
         self.storage = Storage(self.pool)
         self.live: dict[SequenceHandle, Script] = {}
@@ -93,20 +101,34 @@ class PrefixMachine(RuleBasedStateMachine):
     def start(self, tokens: list[int], salt: str, room: int, keep: int, storage: StorageKind) -> None:
         pool, domain = self.pool, PrefixDomain(salt=salt)
         hit = pool.prefix.match(domain, encode_tokens(tokens), storage, keep)
-        if storage is PAGED or (len(pool.groups) == 1 and pool.groups[0].spec.window is None):
-            assert hit.num_tokens == longest_hit(pool, cached_prefixes(pool, salt), tokens, keep)
+        with_snapshot: set[tuple[int, ...]] = set()
+        cached = cached_prefixes(pool, salt, with_snapshot)
+        assert hit.num_tokens == longest_hit(pool, cached, tokens, keep, storage, with_snapshot)
         assert hit.num_tokens < len(tokens) and hit.num_tokens % SIZE == 0
         max_tokens = len(tokens) + room
         if pool.num_seqs == MAX_SEQS:
             return self.refused(SlotsExhausted, lambda: pool.allocate("new", storage, max_tokens, keep, hit))
-        if storage is DENSE and hit.num_tokens:  # whether there is a run beside what is copied, only trying tells
-            hit = pool.prefix.match(domain, encode_tokens(tokens[:1]), storage, keep)
+        if storage is DENSE:
+            found, (hit, costs) = hit, pool.begin_dense(hit, max_tokens)
+            assert hit in (found, found.without_tokens())
+            assert hit.num_tokens == 0 or pool.can_allocate(storage, max_tokens, keep, hit)
+            assert hit == found or not pool.can_allocate(storage, max_tokens, keep, found)
         if not pool.can_allocate(storage, max_tokens, keep, hit):
             return None
+        room = pool.available_blocks()
         handle = pool.allocate(self.name(), storage, max_tokens, keep, hit)
         empty: list[dict[int, int]] = [{} for _ in pool.groups]
-        self.live[handle] = Script(salt, list(tokens), table=empty)
+        script = self.live[handle] = Script(salt, list(tokens), table=empty)
         self.happened["hit"] += hit.num_tokens > 0
+        if storage is DENSE:
+            taken = tuple([before - after for before, after in zip(room, pool.available_blocks(), strict=True)])
+            assert taken == costs, "another number of blocks was taken than was said"
+            copied = len(pool.copies(handle))
+            self.happened["dense hit in its own blocks"] += hit.num_tokens > 0 == copied
+            self.happened["dense hit in copies"] += copied > 0
+        if hit.num_tokens and keeps_rings(pool, storage):
+            assert hit.snapshot == RingCopy(script.digest(hit.num_tokens - 1)), "the ring of other tokens"
+            self.happened["ring restored"] += 1
         return None
 
     def advance_by(self, handle: SequenceHandle, script: Script, n: int, fails: bool = False) -> None:
@@ -137,6 +159,9 @@ class PrefixMachine(RuleBasedStateMachine):
         state = self.pool.sequence(handle)
         before = state.cursor.stop if state.cursor is not None else 0
         self.pool.donate(handle, lambda start, stop: script.tokens[start:stop], state.written)
+        if keeps_rings(self.pool, state.storage) and state.domain is not None and state.written % SIZE == 0:
+            ring = RingCopy(script.digest(state.written - 1))
+            self.pool.prefix.attach_snapshot(state.domain, encode_tokens(script.tokens[: state.written]), ring)
         if state.cursor is not None and state.cursor.stop > before and self.pool.prefix.limit_bytes is None:
             held = cached_prefixes(self.pool, script.salt)
             whole = state.written // SIZE * SIZE
@@ -150,21 +175,43 @@ class PrefixMachine(RuleBasedStateMachine):
         salt=st.sampled_from(["", "", "", "b"]),
         room=st.integers(1, 60),
         keep=st.sampled_from([0, 0, 0, 16, 5]),
-        dense=st.booleans(),
+        dense=st.integers(0, 2),
     )
-    def admit(self, tokens: list[int], salt: str, room: int, keep: int, dense: bool) -> None:
-        storage = DENSE if dense and len(self.pool.groups) == 1 and not keep else PAGED
+    def admit(self, tokens: list[int], salt: str, room: int, keep: int, dense: int) -> None:
+        storage = DENSE if dense > 1 and not keep else PAGED
         self.start(tokens, salt, room, min(keep, len(tokens)), storage)
 
-    @rule(prompts=st.lists(PROMPTS, min_size=1, max_size=3), room=st.integers(1, 60), ends=st.booleans())
-    def serve(self, prompts: list[list[int]], room: int, ends: bool) -> None:
+    @rule(
+        prompts=st.lists(PROMPTS, min_size=1, max_size=3),
+        room=st.integers(1, 60),
+        ends=st.booleans(),
+        storage=st.sampled_from([PAGED, PAGED, DENSE]),
+    )
+    def serve(self, prompts: list[list[int]], room: int, ends: bool, storage: StorageKind) -> None:
         """Several prompts one after the other, each to its end."""
         for tokens in prompts:
             known = set(self.live)
-            self.start(tokens, "", room, 0, PAGED)
+            self.start(tokens, "", room, 0, storage)
             for handle in set(self.live) - known:
                 for _ in range(4):
                     self.advance_by(handle, self.live[handle], MAX_APPEND)
+                if ends:
+                    self.end(list(self.live).index(handle), aborts=False)
+
+    @rule(
+        choices=st.lists(st.integers(0, 1), min_size=4, max_size=4),
+        room=st.integers(1, 12),
+        ends=st.booleans(),
+        storage=st.sampled_from([PAGED, DENSE, DENSE]),
+    )
+    def go_on_from_a_prompt(self, choices: list[int], room: int, ends: bool, storage: StorageKind) -> None:
+        """A prompt twice, the second time when the first has ended or is still there."""
+        for tokens in (tokens_of(choices, 3), tokens_of([*choices, 1], room)):
+            known = set(self.live)
+            self.start(tokens, "", room, 0, storage)
+            for handle in set(self.live) - known:
+                self.advance_by(handle, self.live[handle], MAX_APPEND)
+                self.advance_by(handle, self.live[handle], 4)
                 if ends:
                     self.end(list(self.live).index(handle), aborts=False)
 
@@ -174,6 +221,7 @@ class PrefixMachine(RuleBasedStateMachine):
         handle, script = self.pick(index)
         self.advance_by(handle, script, n)
         self.fork(index)
+        self.fork(index + 1)
         self.advance_all()
 
     @precondition(lambda self: self.live)
@@ -210,7 +258,7 @@ class PrefixMachine(RuleBasedStateMachine):
     def fork(self, index: int) -> None:
         handle, script = self.pick(index)
         state = self.pool.sequence(handle)
-        if state.unmade_copies or (state.storage is DENSE and self.pool.groups[0].bounded):
+        if state.unmade_copies or (keeps_rings(self.pool, state.storage)):
             self.refused(InvalidArgument, lambda: self.pool.fork(handle, "new"))
         elif self.pool.num_seqs == MAX_SEQS:
             self.refused(SlotsExhausted, lambda: self.pool.fork(handle, "new"))
@@ -224,7 +272,7 @@ class PrefixMachine(RuleBasedStateMachine):
     def detach(self, index: int) -> None:
         handle, script = self.pick(index)
         state = self.pool.sequence(handle)
-        if state.unmade_copies or (state.storage is DENSE and self.pool.groups[0].bounded):
+        if state.unmade_copies or (keeps_rings(self.pool, state.storage)):
             return self.refused(InvalidArgument, lambda: self.pool.detach(handle))
         if script.unrotated or len(self.parked) == 2:
             return None
@@ -233,13 +281,13 @@ class PrefixMachine(RuleBasedStateMachine):
         return None
 
     @precondition(lambda self: self.parked)
-    @rule(index=st.integers(0, 5), times=st.integers(1, 2))
+    @rule(index=st.integers(0, 5), times=st.integers(2, 4))
     def adopt(self, index: int, times: int) -> None:
         parked, script = self.parked[index % len(self.parked)]
         for _ in range(times):
             if self.pool.num_seqs == MAX_SEQS:
                 self.refused(SlotsExhausted, lambda: self.pool.adopt(parked, "new"))
-            elif parked.storage is PAGED and self.pool.can_adopt(parked):
+            elif self.pool.can_adopt(parked):
                 handle = self.pool.adopt(parked, self.name())
                 self.live[handle] = self.copy_of(script)
                 self.happened["adoption"] += 1
@@ -298,6 +346,8 @@ class PrefixMachine(RuleBasedStateMachine):
             state.can_rewind(g, group, written, SIZE) for g, group in enumerate(self.pool.groups)
         ):
             return self.refused(InvalidArgument, lambda: self.pool.trim_tail(handle, n))
+        if self.shares_run(handle, written // SIZE):
+            return self.refused(InvalidArgument, lambda: self.pool.trim_tail(handle, n))
         if script.unrotated or state.unmade_copies or min(self.pool.available_blocks()) < 4:
             return None  # whoever gives shared blocks back and will want others needs room for them
         self.pool.trim_tail(handle, n)
@@ -325,6 +375,12 @@ class PrefixMachine(RuleBasedStateMachine):
         self.happened["shift"] += 1
         return None
 
+    def shares_run(self, handle: SequenceHandle, first: int) -> bool:
+        """Whether others hold what a dense sequence has from block `first` on."""
+        tables = [self.pool.table(handle, g)[first:] for g in range(len(self.pool.groups))]
+        shared = any(self.pool.pools[g].is_shared(i) for g, ids in enumerate(tables) for i in ids if i is not None)
+        return self.pool.sequence(handle).storage is DENSE and shared
+
     @rule(limit=st.sampled_from([None, None, 0, 4, 12]))
     def change_limit(self, limit: int | None) -> None:
         self.pool.prefix.set_limit(limit)
@@ -348,11 +404,14 @@ class PrefixMachine(RuleBasedStateMachine):
         needed = self.pool.blocks_needed(state.max_tokens, PAGED, state.keep)
         room = self.pool.available_blocks()
         if state.storage is PAGED and not all(n < r for n, r in zip(needed, room, strict=True)):
-            return  # as above
+            return None  # as above
+        if self.shares_run(handle, 0):
+            return self.refused(InvalidArgument, lambda: self.pool.reset(handle))
         fresh = self.pool.reset(handle)
         del self.live[handle]
         self.live[fresh] = self.copy_of(script)
         self.live[fresh].rope_offset = 0
+        return None
 
     # -- what must hold after every rule ------------------------------------------------------------------------
 
@@ -384,12 +443,14 @@ def test_no_interleaving_shows_a_sequence_another_row_or_promises_what_there_is_
     PrefixMachine.happened.clear()
     run_state_machine_as_test(
         PrefixMachine,
-        settings=settings(derandomize=True, deadline=None, max_examples=300, stateful_step_count=50),
+        settings=settings(derandomize=True, deadline=None, max_examples=900, stateful_step_count=50),
     )
     happened = PrefixMachine.happened
     assert happened["step"] >= 10_000, happened
     for event in ("eviction", "copy on write", "preemption", "adoption", "hit", "fork"):
         assert happened[event] >= 100, happened
+    for event in ("dense hit in its own blocks", "dense hit in copies", "ring restored"):
+        assert happened[event] >= 50, happened
 
 
 @pytest.mark.nightly

@@ -10,7 +10,7 @@ import torch
 from octavo.cache.refusals import InvalidArgument
 from octavo.cache.spec import LayerSpec
 from octavo.errors import EngineFault, InvalidRequest
-from octavo.step_batch import FreshBlocks, StepBatch, StepRow, StorageKind
+from octavo.step_batch import BlockCopy, FreshBlocks, StepBatch, StepRow, StorageKind
 from octavo.storage.compiled_attention import CompiledAttention
 from octavo.storage.snapshot import ModelIdentity
 from tests.storage.shifted_sequence import Bookkeeping, Decoder
@@ -188,6 +188,22 @@ def test_a_step_that_failed_and_is_planned_again_rotates_nothing_again():
     decoder.step(CONTEXT)
     decoder.book.drop(32)
     batch = decoder.book.batch([0])
+    decoder.cache.plan(batch)
+    before = planes(decoder.cache)
+    decoder.cache.plan(batch)
+    assert equal(planes(decoder.cache), before)
+
+
+def test_a_step_that_failed_and_is_planned_again_copies_nothing_again_over_keys_that_it_rotated():
+    decoder = decoder_of()
+    decoder.step(CONTEXT)
+    decoder.book.drop(32)
+    row, copies, fresh = decoder.book.row([0]), [], []
+    for g, table in enumerate(decoder.book.state.tables):
+        target = decoder.book._free[g].pop()
+        copies.append(BlockCopy(g, table.block_ids[5], target))
+        fresh.append(FreshBlocks(g, 5, (target,)))
+    batch = StepBatch((replace(row, fresh=(*fresh, *row.fresh)),), tuple(copies))
     decoder.cache.plan(batch)
     before = planes(decoder.cache)
     decoder.cache.plan(batch)
