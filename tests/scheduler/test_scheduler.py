@@ -272,7 +272,7 @@ def run_all(scheduler: Scheduler, storage: StorageSimulation) -> list[tuple[str,
     while scheduler.has_work:
         step = scheduled(scheduler)
         shapes += shape(step)
-        scheduler.complete(step, storage.run(step))
+        scheduler.complete(step, storage.run(step), storage.captured(step))
         for state in step.states:
             if state.num_tokens == state.max_total_tokens:
                 scheduler.finish(state.request.request_id, "length")
@@ -412,7 +412,7 @@ def test_a_request_alone_gets_its_next_share_and_nobody_else_does() -> None:
         scheduler.schedule_alone("r1")
 
 
-def test_domains_and_dense_requests_share_nothing_and_the_cache_can_be_off() -> None:
+def test_domains_and_rings_without_a_snapshot_share_nothing_and_the_cache_can_be_off() -> None:
     scheduler, storage = make_scheduler(), StorageSimulation()
     scheduler.add(make_common_state("r1", 40, 2))
     run_all(scheduler, storage)
@@ -426,6 +426,40 @@ def test_domains_and_dense_requests_share_nothing_and_the_cache_can_be_off() -> 
         off.add(make_common_state(name, 40, 2))
         assert run_all(off, storage)[0][:2] == (name, 0)
     assert pool.num_cached_blocks == (0, 0)
+
+
+def test_a_dense_prompt_is_computed_to_its_last_block_then_captured_and_sent_again_begins_there() -> None:
+    scheduler, storage = make_scheduler(), StorageSimulation()
+    for name, expected in (
+        ("r1", [("r1", 0, 32, False), ("r1", 32, 64, False), ("r1", 64, 80, False), ("r1", 80, 90, True)]),
+        ("r2", [("r2", 80, 90, True)]),
+    ):
+        scheduler.add(make_common_state(name, 90, 1), DENSE)
+        assert run_all(scheduler, storage) == expected
+
+
+def test_snapshots_that_do_not_match_the_captures_are_refused_and_the_step_stays_out() -> None:
+    scheduler, storage = make_scheduler(chunk=64), StorageSimulation()
+    scheduler.add(make_common_state("r1", 70, 2), DENSE)
+    step = scheduled(scheduler)
+    tokens = storage.run(step)
+    assert (shape(step), step.captures) == ([("r1", 0, 64, False)], (0,))
+    with pytest.raises(InvalidArgument, match="0 snapshots were given for 1 rows and 1 captures"):
+        scheduler.complete(step, tokens)
+    scheduler.complete(step, tokens, storage.captured(step))
+
+
+def test_a_dense_chunk_that_fails_amid_a_prompt_with_rings_begins_the_prompt_anew() -> None:
+    scheduler, storage = make_scheduler(), StorageSimulation()
+    state = make_common_state("r1", 60, 1)
+    scheduler.add(state, DENSE)
+    step = scheduled(scheduler)
+    scheduler.complete(step, storage.run(step))
+    step = scheduled(scheduler)
+    storage.run(step)
+    scheduler.cancel(step)
+    assert (scheduler.num_running, scheduler.num_waiting, state.num_computed_tokens) == (0, 1, 0)
+    assert run_all(scheduler, storage)[0] == ("r1", 0, 32, False)
 
 
 def test_a_shared_prefix_lets_more_requests_run_at_once() -> None:
