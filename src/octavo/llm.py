@@ -42,6 +42,8 @@ class _Choice:
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
     def take(self, event: StepEvent) -> None:
+        if event.fault == "invalid_grammar":
+            raise InvalidRequest(event.error or "the grammar cannot be used")
         if event.error is not None:
             raise EngineFault(f"request {event.delta.request_id} failed: {event.error}")
         self.pieces.append(event.delta.text)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from octavo.errors import InvalidRequest, shown
+from octavo.grammar_spec import GrammarSpec
 
 MAX_LOGPROBS = 100
 MAX_STOP_STRINGS = 16
@@ -23,6 +24,8 @@ class SamplingParams:
     `logprobs=k` returns the chosen token's log-probability and the k best alternatives; `prompt_logprobs=k` the same
     for each prompt token but the first, computed for the first choice alone, and never from a cached prefix.
     `max_tokens=0` generates nothing, which only makes sense with `prompt_logprobs`.
+    `grammar` is what the text has to match; once it does, and nothing can follow, only the end can come. Stop strings
+    and stop tokens end it before that, if they are asked for.
     Randomness is a function of (seed, choice, position, token id) alone; `seed=None` draws a seed on arrival.
 
     Raises `InvalidRequest` for any value out of range.
@@ -44,6 +47,7 @@ class SamplingParams:
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
+    grammar: GrammarSpec | None = None
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else _items("stop", self.stop)
@@ -81,6 +85,19 @@ class SamplingParams:
             _real(f"logit_bias[{shown(token_id)}]", bias, -1e4, 1e4)
         if not isinstance(self.ignore_eos, bool):
             raise InvalidRequest(f"ignore_eos must be true or false, got {shown(self.ignore_eos)}")
+        self._check_grammar()
+
+    def _check_grammar(self) -> None:
+        if self.grammar is None:
+            return
+        if not isinstance(self.grammar, GrammarSpec):
+            raise InvalidRequest(f"grammar must be a GrammarSpec, got {shown(self.grammar)}")
+        if self.ignore_eos:
+            raise InvalidRequest(
+                "ignore_eos is true with a grammar, whose end is an end-of-turn token; leave out one"
+            )
+        if self.max_tokens == 0:
+            raise InvalidRequest("max_tokens is 0 with a grammar, which needs something to hold for; leave out one")
 
     @property
     def greedy(self) -> bool:

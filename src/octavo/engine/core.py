@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from octavo.config import MAX_COUNT, EngineConfig
 from octavo.engine.deadlines import Deadlines
 from octavo.engine.events import Fault, StepEvent
 from octavo.engine.fault_text import cause_of
+from octavo.engine.grammar_queue import GrammarQueue
 from octavo.engine.hand_off import NO_HAND_OFF, HandOff, model_identity
 from octavo.engine.ledger import Ledger
 from octavo.engine.length_check import most_tokens
@@ -26,9 +28,12 @@ from octavo.engine.live_request import LiveRequest, scores_of
 from octavo.engine.loaded_model import LoadedModel
 from octavo.engine.model_runner import ModelRunner, sampled_rows
 from octavo.engine.output_processor import OutputProcessor
-from octavo.engine.prompt_scores import UNSOUND_PROMPT
 from octavo.engine.sampler import Sampler, SampleResult
+from octavo.engine.sampling_mask import TokenMasks
 from octavo.errors import InvalidRequest, shown
+from octavo.grammar.compiler import GrammarCompiler
+from octavo.grammar.mask_workers import MaskWorkers
+from octavo.grammar.matcher import GrammarMatcher
 from octavo.outputs import FinishReason
 from octavo.request import Request, RequestState
 from octavo.scheduler.scheduled_step import ScheduledStep
@@ -111,6 +116,8 @@ class EngineCore:
             prefix_cache=config.prefix_cache,
             prefill_grant_interval=config.prefill_grant_interval,
         )
+        self.grammars = GrammarQueue(GrammarCompiler(loaded.tokenizer, plan.config.vocab_size))
+        self._masks = MaskWorkers(plan.config.vocab_size)
         self._live: dict[str, LiveRequest] = {}
         self._deadlines = Deadlines()
         self._untold: list[StepEvent] = []  # happened in a step that was then broken off
@@ -122,11 +129,12 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or bool(self._untold)
+        return self._scheduler.has_work or bool(self._untold) or len(self.grammars) > 0
 
     @property
     def num_waiting(self) -> int:
-        return self._scheduler.num_waiting
+        """For their turn, or for their grammar to be compiled."""
+        return self._scheduler.num_waiting + len(self.grammars)
 
     @property
     def num_running(self) -> int:
@@ -140,7 +148,7 @@ class EngineCore:
     @property
     def queue_by_priority(self) -> dict[int, int]:
         """How many wait, per priority."""
-        return self._scheduler.queue_by_priority
+        return dict(Counter(self._scheduler.queue_by_priority) + Counter(self.grammars.priorities))
 
     def check(self, request: Request) -> int:
         """Most tokens (prompt and output) the request may reach.
@@ -157,6 +165,7 @@ class EngineCore:
     def add(self, request: Request, hand_off: HandOff = NO_HAND_OFF) -> None:
         """Queue a request. Raises `InvalidRequest` or `CapacityError`; then nothing was queued.
 
+        One whose grammar has yet to be compiled waits for that first, and ends by an event if it cannot be.
         A snapshot to start from must be of this model, geometry and codecs, and a proper prefix of the prompt. Its
         deadlines count from now, by `time.perf_counter`.
         """
@@ -179,16 +188,25 @@ class EngineCore:
         state = RequestState(request, limit, keep, num_imported_tokens=0 if start is None else start.num_tokens)
         tokenizer = self.loaded.tokenizer
         output = OutputProcessor(
-            tokenizer.detokenizer(),
+            tokenizer.detokenizer(keep_leading_space=request.params.grammar is not None),
             tokenizer.eos_token_ids,
             request.params,
             num_output,
             index=request.choice,
             request_id=request.request_id,
         )
-        self._scheduler.add(state, reserve=shifts)
+        live = LiveRequest(state, output, start, hand_off.export, scores=scores_of(request))
+
+        def go_on(grammar: GrammarMatcher | None) -> None:
+            live.grammar = grammar
+            self._scheduler.add(state, reserve=shifts)
+
+        if request.params.grammar is None:
+            go_on(None)
+        else:
+            self.grammars.add(request, go_on)
         self._deadlines.add(request, time.perf_counter())
-        self._live[request.request_id] = LiveRequest(state, output, start, hand_off.export, scores=scores_of(request))
+        self._live[request.request_id] = live
 
     def export(self, request_id: str) -> KVSnapshot:
         """The K/V of a running request as it is between two steps: all its tokens but the last, newest one.
@@ -220,6 +238,7 @@ class EngineCore:
         self._untold = [event for event in self._untold if event.delta.request_id != request_id]
         if self._live.pop(request_id, None) is not None:
             self._deadlines.remove(request_id)
+            self.grammars.remove(request_id)
             self._scheduler.abort(request_id)
 
     def expire(self, now: float) -> list[StepEvent]:
@@ -246,6 +265,8 @@ class EngineCore:
         """
         if self._shifts:
             self._untold += [self._end(request_id) for request_id in self._scheduler.shift_contexts()]
+        for request_id, error, fault in self.grammars.settle(idle=not self._scheduler.has_work):
+            self._untold.append(self._fail(request_id, error, fault))
         step = self._scheduler.schedule()
         if step is not None:
             outcome = self._attempt(step, window)
@@ -303,7 +324,8 @@ class EngineCore:
         return StepEvent(live.output.abort("length"), times=times, num_cached_tokens=live.untold_cached_tokens)
 
     def _pop(self, request_id: str, reason: FinishReason) -> LiveRequest:
-        self._scheduler.finish(request_id, reason)
+        if not self.grammars.remove(request_id):
+            self._scheduler.finish(request_id, reason)
         self._deadlines.remove(request_id)
         return self._live.pop(request_id)
 
@@ -321,19 +343,18 @@ class EngineCore:
         for i, snapshot in step.restores:
             assert isinstance(snapshot, RingState), "the engine's snapshots are of rings"
             self.runner.cache.restore_ring(step.batch.rows[i].slot, snapshot)
+        sampled = [state for row, state in zip(step.batch.rows, step.states, strict=True) if row.sample]
+        lives = [self._live[state.request.request_id] for state in sampled]
+        pending = self._masks.begin([live.grammar for live in lives])
         hidden = self.runner.forward(step.batch)
         self._score(step, hidden)
         logits = self.runner.logits(sampled_rows(hidden, step.batch))
         rings = [self.runner.cache.ring_state(step.batch.rows[i].slot) for i in step.captures]
-        sampled = [state for row, state in zip(step.batch.rows, step.states, strict=True) if row.sample]
         if self._on_logits is not None:
             for state, row in zip(sampled, logits, strict=True):
                 self._on_logits(state.request.request_id, row)
-        return _Ran(
-            sampled,
-            self._sampler.sample(logits, [self._live[state.request.request_id].sampler_row() for state in sampled]),
-            rings,
-        )
+        masks = None if pending is None else TokenMasks(pending.rows, self._masks.finish(pending))
+        return _Ran(sampled, self._sampler.sample(logits, [live.sampler_row() for live in lives], masks), rings)
 
     def _score(self, step: ScheduledStep, hidden: Tensor) -> None:
         end = 0
@@ -357,13 +378,15 @@ class EngineCore:
             num_cached = live.untold_cached_tokens
             if live.first_token is None:
                 live.first_token = now
-            error = error or (UNSOUND_PROMPT if live.scores is not None and live.scores.failed else None)
+            error, fault = live.failure(error)
             if error is not None:
                 delta, found = live.output.abort("error"), None
             elif state.request.params.max_tokens == 0:
                 delta, found = live.output.abort("length"), None
             else:
                 delta = live.output.push(token_id)
+                if live.grammar is not None:
+                    live.grammar.note(token_id)
             scored = live.scores.entries if live.scores is not None and error is None else None
             live.scores = None
             times = snapshot = None
@@ -372,6 +395,5 @@ class EngineCore:
                 if live.export and error is None and live.handle is not None:
                     snapshot = self._export(state, live.handle)
                 self._pop(request_id, delta.finish_reason)
-            fault: Fault | None = None if error is None else "fault"
             events.append(StepEvent(delta, found, times, error, fault, num_cached, scored, snapshot))
         return events

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from octavo.storage.snapshot import KVSnapshot
 
 # Why the engine ended a request that its client did not end.
-Fault = Literal["fault", "queue_timeout", "request_timeout", "slow_reader", "shut_down", "engine_died"]
+Fault = Literal[
+    "fault", "invalid_grammar", "queue_timeout", "request_timeout", "slow_reader", "shut_down", "engine_died"
+]
 
 
 @dataclass(frozen=True, slots=True)

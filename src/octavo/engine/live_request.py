@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.cache.sequence import SequenceHandle
-from octavo.engine.events import RequestTimes
+from octavo.engine.events import Fault, RequestTimes
 from octavo.engine.output_processor import OutputProcessor
-from octavo.engine.prompt_scores import PromptScores
+from octavo.engine.prompt_scores import UNSOUND_PROMPT, PromptScores
 from octavo.engine.sampler import SamplerRow
+from octavo.grammar.matcher import GrammarMatcher
 from octavo.request import Request, RequestState
 from octavo.storage.snapshot import KVSnapshot
 
@@ -23,6 +24,7 @@ class LiveRequest:
     export: bool
     scores: PromptScores | None = None  # until they are told
     handle: SequenceHandle | None = None  # of the last step
+    grammar: GrammarMatcher | None = None
     started: float | None = None
     first_token: float | None = None
 
@@ -30,6 +32,16 @@ class LiveRequest:
     def untold_cached_tokens(self) -> int | None:
         """What the first event says of the cache; None if that is past."""
         return self.state.num_cached_tokens if self.first_token is None else None
+
+    def failure(self, sampling: str | None) -> tuple[str, Fault] | tuple[None, None]:
+        """Why the request ends with this step, if by no wish of its client; `sampling` is what the sampler says."""
+        if sampling is not None:
+            return sampling, "fault"
+        if self.scores is not None and self.scores.failed:
+            return UNSOUND_PROMPT, "fault"
+        if self.grammar is not None and self.grammar.error is not None:
+            return self.grammar.error, "fault" if self.grammar.failure == "fault" else "invalid_grammar"
+        return None, None
 
     def times(self, now: float) -> RequestTimes:
         """Of a request that ends `now`, before its first step or token perhaps."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from octavo.engine.sampling_adjustments import adjust
 from octavo.engine.sampling_filters import filters, keep_mask, shortlist
 from octavo.engine.sampling_logprobs import token_logprobs
+from octavo.engine.sampling_mask import MaskTable, TokenMasks
 from octavo.engine.sampling_random import TokenNoise, row_key
 from octavo.engine.sampling_workspace import Workspace
 from octavo.outputs import TokenLogprobs
@@ -50,9 +51,10 @@ class SampleResult:
 class Sampler:
     """Samples rows independently: a row's result is bitwise the same in any batch, at any place in it.
 
-    The steps, in order: logit bias, repetition penalty, presence and frequency penalties, temperature, min-p, top-k,
-    top-p, and the draw: the largest of logit + Gumbel noise (Gumbel-max), which picks each token with its softmax
-    probability. Temperature 0 takes the largest logit after the penalties, the lowest id among equals.
+    The steps, in order: the grammar's mask, logit bias, repetition penalty, presence and frequency penalties,
+    temperature, min-p, top-k, top-p, and the draw: the largest of logit + Gumbel noise (Gumbel-max), which picks each
+    token with its softmax probability. Temperature 0 takes the largest logit after the penalties, the lowest id among
+    equals.
     """
 
     def __init__(self, vocab_size: int, device: torch.device | str) -> None:
@@ -60,11 +62,13 @@ class Sampler:
         self._device = torch.device(device)
         self._workspace = Workspace(self._device)
         self._noise = TokenNoise(vocab_size, self._workspace)
+        self._masks = MaskTable(self._device)
 
     @torch.no_grad()
-    def sample(self, logits: Tensor, rows: Sequence[SamplerRow]) -> SampleResult:
+    def sample(self, logits: Tensor, rows: Sequence[SamplerRow], masks: TokenMasks | None = None) -> SampleResult:
         """Sample one token for each row of `logits`, float32 `[len(rows), V]`, which are left unchanged.
 
+        `masks` forbid tokens; log-probabilities are those of the logits as they are given, without them.
         A row that holds NaN or +inf, or nothing but -inf, gets an error; the others are not affected by it.
         The host waits for the device once, and once more if a row asks for log-probabilities.
         """
@@ -72,7 +76,7 @@ class Sampler:
         assert logits.dtype == torch.float32, f"logits are {logits.dtype}"
         if not rows:
             return SampleResult([], [], [])
-        adjusted = adjust(logits, rows)
+        adjusted = adjust(self._masks.apply(logits, masks), rows)
         best, token_ids = adjusted.max(dim=1)  # NaN wins over every number; the first of equals is taken
         sound = best.isfinite()
         for part in self._parts([i for i, row in enumerate(rows) if not row.params.greedy]):

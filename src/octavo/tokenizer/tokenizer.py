@@ -74,6 +74,11 @@ class Tokenizer:
         return self._parts.eos_token_ids
 
     @property
+    def control_token_ids(self) -> frozenset[int]:
+        """Every id that no ordinary text may become, and that decoding skips."""
+        return self._vocabulary.control_ids
+
+    @property
     def chat_template(self) -> str | None:
         """Source of the usual chat template, if the model has one."""
         return self._parts.chat_templates.get("default")
@@ -113,10 +118,16 @@ class Tokenizer:
         """The token as the files spell it; empty past the vocabulary. Raises InvalidRequest for a negative id."""
         return self._vocabulary.token_text(token_id)
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> IncrementalDetokenizer:
-        """A fresh detokenizer whose joined deltas equal `decode` of the same ids."""
+    def detokenizer(
+        self, *, skip_special_tokens: bool = True, keep_leading_space: bool = False
+    ) -> IncrementalDetokenizer:
+        """A fresh detokenizer whose joined deltas equal `decode` of the same ids.
+
+        `keep_leading_space`: the ids' bytes are what was asked for, to the first one, so nothing is taken off.
+        """
         visible = self._visible_bytes if skip_special_tokens else self._vocabulary.token_bytes
-        return IncrementalDetokenizer(visible, strip_leading_space=self._parts.strip_leading_space)
+        strip = self._parts.strip_leading_space and not keep_leading_space
+        return IncrementalDetokenizer(visible, strip_leading_space=strip)
 
     def render_chat(
         self,
