@@ -38,7 +38,7 @@ class EngineConfig:
     max_context: int | None = None
     max_num_seqs: int = 8
     max_batch_tokens: int = 2048
-    prefill_chunk: int = 2048
+    prefill_chunk: int = 512
     prefill_grant_interval: int = 4
     num_kv_blocks: int | None = None
     kv_budget: int | None = None

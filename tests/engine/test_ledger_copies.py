@@ -150,8 +150,8 @@ def test_windows_have_blocks_for_the_tokens_that_a_shift_keeps(tmp_path):
     config = EngineConfig(threads=1, dtype="bfloat16", max_context=256, **settings)
     loaded = load_model(plan_model(tmp_path, config), config)
     driver = Driver(loaded, max_context=256, max_batch_tokens=32, **settings)
-    for name in ("a", "b"):
-        driver.add(name, prompt_of(40), SamplingParams(max_tokens=300, ignore_eos=True))
+    for seed, name in enumerate(("a", "b")):
+        driver.add(name, prompt_of(40, seed), SamplingParams(max_tokens=300, ignore_eos=True))
     driver.step()
     assert driver.core._scheduler.num_running == 2
     assert all(len(outcome.token_ids) == 300 for outcome in driver.run().values())

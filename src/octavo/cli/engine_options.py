@@ -80,7 +80,7 @@ class EngineFlags:
     context_limit_policy: ContextLimit = "stop"
     keep: Keep = 0
     max_batch_tokens: MaxBatchTokens = 2048
-    prefill_chunk: PrefillChunk = 2048
+    prefill_chunk: PrefillChunk = 512
     prefill_grant_interval: PrefillGrantInterval = 4
     device: Device = "auto"
     threads: Threads = None
