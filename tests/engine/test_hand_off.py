@@ -94,17 +94,18 @@ def test_others_in_the_batch_notice_nothing_and_a_snapshot_serves_many(load, sto
 def test_exporting_disturbs_neither_the_request_nor_its_neighbours(load):
     loaded = load("gemma3")
     driver = Driver(loaded, StorageKind.PAGED, max_num_seqs=2)
-    driver.add("a", PROMPT)
-    driver.add("b", PROMPT[:50])
+    prompts = {"a": PROMPT, "b": prompt_of(50, seed=1)}  # nothing in common, so both begin at once
+    for name, prompt in prompts.items():
+        driver.add(name, prompt)
     while driver.core.has_work:
         driver.step()
         for name in ("a", "b"):
             if driver.outcomes[name].finish_reason is None:
                 covered = driver.core.export(name).token_ids
-                given = (*(PROMPT if name == "a" else PROMPT[:50]), *driver.outcomes[name].token_ids)
+                given = (*prompts[name], *driver.outcomes[name].token_ids)
                 assert covered == given[:-1]
-    assert_equal(driver.outcomes["a"], alone(loaded, PROMPT))
-    assert_equal(driver.outcomes["b"], alone(loaded, PROMPT[:50]))
+    for name, prompt in prompts.items():
+        assert_equal(driver.outcomes[name], alone(loaded, prompt))
 
 
 def test_only_a_running_request_can_be_exported(load):
