@@ -22,9 +22,10 @@ KEYS = ("sk-right", "schlüssel")
         b"Bearer sk-right",
         b"bearer sk-right",
         b"BEARER  sk-right",
+        b"Bearer sk-right \t",
         "Bearer schlüssel".encode(),
     ],
-    ids=["plain", "lower case", "two spaces", "utf-8"],
+    ids=["plain", "lower case", "two spaces", "space at the end", "utf-8"],
 )
 def test_a_right_key_opens_whatever_the_case_of_the_scheme(value: bytes) -> None:
     assert get(fake_app(api_keys=KEYS), "/v1/models", ("authorization", value)).status == 200

@@ -136,6 +136,52 @@ def test_a_template_that_refuses_is_a_400_with_its_own_message(stream: bool) -> 
     assert answer.error["param"] == "messages"
 
 
+GEMMA_2_TEMPLATE = (
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}"
+    "{% endif %}{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
+    "[{{ message['role'] }}] {{ message['content'] }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("roles", "said"),
+    [
+        ("system user", "System role not supported"),
+        ("developer user", "System role not supported"),
+        ("user user", "Roles must alternate"),
+        ("assistant user", "Roles must alternate"),
+        ("user oracle", "'oracle'"),
+        ("user assistant tool", "Roles must alternate"),
+    ],
+)
+def test_roles_that_a_template_does_not_take_are_a_400_before_any_of_a_stream(
+    roles: str, said: str, stream: bool
+) -> None:  # report R018
+    engine = FakeEngine(model_tokenizer=byte_tokenizer(GEMMA_2_TEMPLATE))
+    messages = [
+        {"role": role, "content": "x"} | ({"tool_call_id": "c"} if role == "tool" else {}) for role in roles.split()
+    ]
+    answer = post(CHAT, {"messages": messages, "stream": stream}, engine)
+    assert answer.status == 400 and answer.error["type"] == "invalid_request_error"
+    assert said in answer.error["message"] and "Traceback" not in answer.error["message"]
+    assert not engine.requests
+
+
+@pytest.mark.parametrize("arguments", ["{not json", "[1]", "", "5"])
+def test_arguments_of_a_tool_call_that_are_no_json_object_are_text_or_a_400(arguments: str) -> None:  # report R017
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": arguments}}
+    messages = [*HI, {"role": "assistant", "tool_calls": [call]}, *HI]
+    assert post(CHAT, {"messages": messages}, FakeEngine(model_tokenizer=byte_tokenizer(TOOL_TEMPLATE))).status == 200
+    iterating = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{% for k, v in c.function.arguments.items() %}"
+        "{{ k }}{% endfor %}{% endfor %}x{% endfor %}"
+    )
+    answer = post(CHAT, {"messages": messages}, FakeEngine(model_tokenizer=byte_tokenizer(iterating)))
+    assert answer.status == 400 and answer.error["param"] == "messages"
+
+
 def test_a_model_without_a_template_refuses_conversations() -> None:
     answer = post(CHAT, {"messages": HI}, FakeEngine(model_tokenizer=byte_tokenizer(None)))
     assert answer.status == 400 and "no chat template" in answer.error["message"]

@@ -98,6 +98,13 @@ def test_a_prompt_that_cannot_be_is_refused(prompt: Any, param: str) -> None:
     assert not engine.requests
 
 
+@pytest.mark.parametrize("prompt", ["", [""]])
+def test_an_empty_text_is_the_first_token_of_a_model_that_has_one(prompt: Any) -> None:  # report R010
+    engine = FakeEngine(model_tokenizer=byte_tokenizer(begins_with_bos=True))
+    assert complete(prompt, engine).status == 200
+    assert [byte_tokenizer().decode(ids, skip_special_tokens=False) for ids in prompts_of(engine)] == ["<|endoftext|>"]
+
+
 def test_an_absent_prompt_is_missing() -> None:
     assert "missing" in post(COMPLETIONS, {}).error["message"]
 

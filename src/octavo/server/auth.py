@@ -59,7 +59,7 @@ def _presented(scope: Scope) -> bytes | None:
     values = [bytes(value) for name, value in scope["headers"] if name == b"authorization"]
     if len(values) != 1:
         return None
-    scheme, space, key = values[0].partition(b" ")
+    scheme, space, key = values[0].strip(b" \t").partition(b" ")  # the parser leaves tabs at a value's end
     key = key.lstrip(b" ")
     return key if scheme.lower() == b"bearer" and space and key else None
 
