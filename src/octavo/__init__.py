@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from octavo.errors import CapacityError, EngineFault, InvalidRequest, LoadError, OctavoError
+from octavo.grammar_spec import GrammarSpec
 from octavo.outputs import Completion, RequestOutput
 from octavo.sampling_params import SamplingParams
 
@@ -19,6 +20,7 @@ __all__ = [
     "CapacityError",
     "Completion",
     "EngineFault",
+    "GrammarSpec",
     "InvalidRequest",
     "KVSnapshot",
     "LoadError",

@@ -20,6 +20,7 @@ HARMLESS_IN_BOTH: dict[str, list[Any]] = {
     "stop": [[]],
     "logit_bias": [{}],
     "top_k": [-1, 0],
+    "response_format": [{"type": "text"}],
 }
 HARMLESS_IN_CHAT: dict[str, list[Any]] = {
     "parallel_tool_calls": [True, False],
@@ -27,7 +28,6 @@ HARMLESS_IN_CHAT: dict[str, list[Any]] = {
     "tool_choice": ["none", "auto"],
     "functions": [[]],
     "function_call": ["none"],
-    "response_format": [{"type": "text"}],
     "modalities": [["text"]],
     "verbosity": ["medium"],
     "safety_identifier": ["someone"],
@@ -44,7 +44,6 @@ UNSUPPORTED_IN_CHAT: dict[str, list[Any]] = {
     "tool_choice": ["required", {"type": "function", "function": {"name": "f"}}],
     "functions": [[{"name": "f"}]],
     "function_call": [{"name": "f"}],
-    "response_format": [{"type": "json_object"}, {"type": "json_schema", "json_schema": {}}],
     "modalities": [["text", "audio"]],
     "audio": [{"voice": "a", "format": "wav"}],
     "prediction": [{"type": "content", "content": "x"}],

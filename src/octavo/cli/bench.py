@@ -80,6 +80,42 @@ def decode(
         print(f"{name}: decode {peer.decode_tps} tokens/s, prefill {peer.prefill_tps} tokens/s")
 
 
+@app.command("grammar")
+def grammar(
+    model: flags.Model = None,
+    batch: Annotated[int, option("--batch", help="Requests that decode together.")] = 16,
+    new_tokens: Annotated[int, option("--new-tokens", help="Tokens of each that are timed.")] = 64,
+    rounds: Annotated[int, option("--rounds", help="Times that both are measured, in turn.")] = 5,
+    storage: flags.Storage = "auto",
+    dtype: flags.Dtype = "auto",
+    weights: flags.Weights = "auto",
+    threads: flags.Threads = None,
+    as_json: flags.AsJson = False,
+) -> None:
+    """Structured output: decode of a batch with and without a JSON schema."""
+    from octavo.bench.grammar import bench_grammar
+    from octavo.engine.core import EngineCore
+    from octavo.engine.loaded_model import load_model, plan_model
+    from octavo.store import TerminalProgress, resolve_model
+
+    config = flags.EngineFlags(storage=storage, dtype=dtype, weights=weights, threads=threads).config(max(batch, 1))
+    loaded = load_model(plan_model(resolve_model(model, progress=TerminalProgress()), config), config)
+    result = bench_grammar(
+        EngineCore(loaded, config),
+        batch=batch,
+        new_tokens=new_tokens,
+        rounds=rounds,
+        on_round=lambda number: print(f"octavo: round {number + 1} of {rounds}", file=sys.stderr),
+    )
+    if as_json:
+        print(json.dumps(result.as_object()))
+        return
+    print(f"{result.model}, {result.machine}; batch {batch}, median of {rounds} (least to most)")
+    print(f"free text     {result.free_tps} tokens/s")
+    print(f"JSON schema   {result.held_tps} tokens/s")
+    print(f"cost          {result.cost_percent} %")
+
+
 @app.command("serving")
 def serving(
     url: Annotated[str, option("--url", help="The endpoint, as http://localhost:8000, with or without /v1.")],

@@ -13,6 +13,7 @@ from octavo.cli import engine_options as flags
 from octavo.cli.options import option
 from octavo.cli.prompt import read_prompt
 from octavo.errors import InvalidRequest
+from octavo.grammar_spec import GrammarSpec
 from octavo.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ def generate(
     ignore_eos: flags.IgnoreEos = False,
     force: flags.Force = False,
     as_json: flags.AsJson = False,
+    json_schema: Annotated[
+        Path | None, option("--json-schema", help="The answer is JSON that the schema in this file accepts.")
+    ] = None,
     save_cache: Annotated[
         Path | None, option("--save-cache", help="Save the K/V of prompt and answer to this file.")
     ] = None,
@@ -68,6 +72,7 @@ def generate(
         seed=seed,
         stop=flags.stop_strings(stop),
         ignore_eos=ignore_eos,
+        grammar=None if json_schema is None else _schema_in(json_schema),
     )
     config = engine.config(1, force=force)
     if parse_special and chat:
@@ -97,6 +102,19 @@ def generate(
         print(json.dumps(as_object(llm, output), ensure_ascii=False))
     if save_cache is not None:
         saved[0].save(save_cache)
+
+
+def _schema_in(path: Path) -> GrammarSpec:
+    """The schema in a file. Raises `InvalidRequest` if there is none."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequest(f"--json-schema {str(path)!r} cannot be read ({error.strerror}); name a file") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"--json-schema {str(path)!r} is not UTF-8 at byte {error.start}; save it as such"
+        ) from error
+    return GrammarSpec.json_schema(text)
 
 
 def _encode(tokenizer: Tokenizer, text: str, chat: bool, parse_special: bool) -> tuple[int, ...]:

@@ -53,7 +53,10 @@ class GrammarQueue:
         if request.request_id in self._held:
             raise InvalidRequest(f"request id {request.request_id!r} is in use; choose another")
         future = self._compiler.compile(request.params.grammar)
-        if future.done():
+        error = future.exception() if future.done() else None
+        if isinstance(error, InvalidRequest):
+            raise error
+        if future.done() and error is None:
             go_on(future.result().matcher())
         else:
             self._held[request.request_id] = _Held(future, go_on, request.priority)

@@ -20,7 +20,9 @@ def load_engine(progress: Progress, path: Path, config: EngineConfig, name: str)
     Raises `LoadError`, `CapacityError` or `InvalidRequest`.
     """
     loaded = load_model(plan_model(path, config), config, progress)
-    return engine_parts(ServedCore(loaded, config), config, name)
+    core = ServedCore(loaded, config)
+    core.grammars.prepare()
+    return engine_parts(core, config, name)
 
 
 def engine_parts(core: ServedCore, config: EngineConfig, name: str) -> EngineParts:

@@ -31,7 +31,7 @@ _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSc
 def grammar_text(spec: GrammarSpec) -> str:
     """The grammar, which is sound. Raises `InvalidRequest` for one that is not, or that is too large."""
     if spec.kind == "json_object":
-        return schema_grammar({"type": "object"}, lenient=False)
+        return schema_grammar({"type": "object"})
     if spec.kind == "json_schema":
         return _checked_schema(spec.schema, spec.lenient)
     if spec.kind == "choice":
@@ -50,7 +50,7 @@ def _checked(text: str, name: str, place: Callable[[str], str]) -> str:
     return text
 
 
-def schema_grammar(schema: object, *, lenient: bool) -> str:
+def schema_grammar(schema: object, *, lenient: bool = False) -> str:
     """The grammar of a JSON schema. Raises `InvalidRequest` for what is no schema at all."""
     options: dict[str, Any] = {
         "item_separator": ",",
@@ -67,23 +67,24 @@ def schema_grammar(schema: object, *, lenient: bool) -> str:
 
 
 def _checked_schema(schema: dict[str, Any] | bool, lenient: bool) -> str:
-    """As it is, if the library can enforce all of it; else in other words, if there are some."""
+    """As it is, if the library can enforce all of it; else in other words, if there are some; else what it can."""
     if schema is False:
         raise InvalidRequest("the JSON schema accepts nothing; give one that some value matches")
     dialect = schema.get("$schema") if isinstance(schema, dict) else None
     if isinstance(dialect, str) and re.search(r"draft-0[0-3]\b", dialect):
         raise InvalidRequest(f"the JSON schema is of {dialect}, which is not supported; draft 4 and later are")
-    error = _schema_error(schema, lenient)
+    error = _schema_error(schema)
     if error is None:
-        return schema_grammar(schema, lenient=lenient)
+        return schema_grammar(schema)
     other = rewritten(schema)
-    if other is not None and _schema_error(other, lenient) is None:
-        return schema_grammar(other, lenient=lenient)
-    place = _place_of(schema, error, lenient)
-    raise InvalidRequest(f"the JSON schema cannot be used at {place}: {_line(error)}")
+    if other is not None and _schema_error(other) is None:
+        return schema_grammar(other)
+    if lenient and _schema_error(schema, lenient=True) is None:
+        return schema_grammar(schema, lenient=True)
+    raise InvalidRequest(f"the JSON schema cannot be used at {_place_of(schema, error)}: {_told(error)}")
 
 
-def _schema_error(schema: object, lenient: bool) -> str | None:
+def _schema_error(schema: object, *, lenient: bool = False) -> str | None:
     try:
         return _error(schema_grammar(schema, lenient=lenient))
     except InvalidRequest as error:
@@ -103,7 +104,7 @@ def _grammar(text: str) -> str:
         raise InvalidRequest(f"the grammar cannot be used as GBNF: {_line(message)}") from error
 
 
-def _place_of(schema: object, error: str, lenient: bool) -> str:
+def _place_of(schema: object, error: str) -> str:
     """Pointer to the innermost subschema that has this very error by itself."""
     pointer, left = "#", _MAX_SUBSCHEMAS
     top = schema if isinstance(schema, dict) else {}
@@ -116,7 +117,7 @@ def _place_of(schema: object, error: str, lenient: bool) -> str:
             break
         step, child = found
         alone = {**shared, **child} if isinstance(child, dict) else child
-        if _schema_error(alone, lenient) == error:
+        if _schema_error(alone) == error:
             pointer += step
             inner = _subschemas(child)
     return pointer
@@ -150,6 +151,18 @@ def _lark_place(message: str) -> str:
     if found is None:
         return f"cannot be used: {_line(message)}"
     return f"cannot be used at line {found[1]}, column {found[2]}: {_line(found[3])}"
+
+
+def _told(error: str) -> str:
+    """The library's message, in words that say what to do where it has none."""
+    keywords = re.match(r"Unimplemented keys: (\[.*\])", error)
+    if keywords is not None:
+        names = ", ".join(json.loads(keywords[1]))
+        return f"{names} cannot be enforced; leave it out, or set strict to false to have it passed over"
+    resource = re.match(r"Resource '(.*?)' is not present", error)
+    if resource is not None:
+        return f"{resource[1][:200]} lies elsewhere, and nothing is fetched; put it under $defs"
+    return _line(error)
 
 
 def _line(text: str) -> str:

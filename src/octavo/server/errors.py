@@ -82,6 +82,8 @@ def http_error(error: OctavoError) -> HttpError:
 
 def fault_error(fault: Fault, message: str) -> HttpError:
     """The answer to a request that the engine ended with `fault`; `message` is the event's `error`."""
+    if fault == "invalid_grammar":
+        return invalid(message, code=fault)
     if fault == "queue_timeout":
         return _unavailable(message, fault)
     if fault == "shut_down":

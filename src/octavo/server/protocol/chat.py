@@ -7,10 +7,11 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from octavo.server.errors import invalid
-from octavo.server.protocol.fields import INTEGRAL, MAX_TOKENS, Label, RequestModel, true
+from octavo.server.protocol.fields import INTEGRAL, MAX_TOKENS, Label, true
 from octavo.server.protocol.messages import Messages, TemplateVariables, template_variables
 from octavo.server.protocol.parsing import Unsupported
 from octavo.server.protocol.sampling import OPTIONS_NEED_STREAM, UNSUPPORTED_SAMPLING, SamplingFields
+from octavo.server.protocol.structured import ONE_FORM
 
 MAX_TOP_LOGPROBS = 20  # OpenAI's bound
 
@@ -20,9 +21,6 @@ UNSUPPORTED_IN_CHAT = UNSUPPORTED_SAMPLING | {
     "tool_choice": Unsupported(_NO_TOOLS, "none", "auto"),
     "functions": Unsupported(_NO_TOOLS, []),
     "function_call": Unsupported(_NO_TOOLS, "none", "auto"),
-    "response_format": Unsupported(
-        "output is free text; leave it out, or ask for the format in a message", {"type": "text"}
-    ),
     "modalities": Unsupported("answers are text only; leave it out", ["text"]),
     "audio": Unsupported("answers are text only; leave it out"),
     "prediction": Unsupported("predicted output cannot be used; leave it out"),
@@ -38,10 +36,6 @@ UNSUPPORTED_IN_CHAT = UNSUPPORTED_SAMPLING | {
 }
 
 
-class TextFormat(RequestModel):
-    type: Literal["text"]
-
-
 class ChatRequest(SamplingFields):
     """Fields of OpenAI's that are not supported yet are declared with the values that ask for nothing."""
 
@@ -49,6 +43,7 @@ class ChatRequest(SamplingFields):
         json_schema_extra={
             "allOf": [
                 OPTIONS_NEED_STREAM,
+                ONE_FORM,
                 {"anyOf": [{"properties": {"top_logprobs": {"enum": [0, None]}}}, true("logprobs")]},
             ]
         }
@@ -69,7 +64,6 @@ class ChatRequest(SamplingFields):
     tool_choice: Literal["none", "auto"] | None = None
     functions: Annotated[list[Any], Field(max_length=0)] | None = None
     function_call: Literal["none", "auto"] | None = None
-    response_format: TextFormat | None = None
     modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None = None
     audio: None = None
     prediction: None = None

@@ -12,6 +12,7 @@ from octavo.server.errors import invalid
 from octavo.server.protocol.fields import INTEGRAL, MAX_TOKENS, SomeTokenIds, limited, true
 from octavo.server.protocol.parsing import Unsupported
 from octavo.server.protocol.sampling import OPTIONS_NEED_STREAM, UNSUPPORTED_SAMPLING, SamplingFields
+from octavo.server.protocol.structured import ONE_FORM
 
 MAX_PROMPTS = 1024  # that a schema allows; a server's own settings may allow fewer
 
@@ -56,6 +57,7 @@ class CompletionRequest(SamplingFields):
         json_schema_extra={
             "allOf": [
                 OPTIONS_NEED_STREAM,
+                ONE_FORM,
                 {"anyOf": [{"properties": {"max_tokens": {"type": ["integer", "null"], "minimum": 1}}}, true("echo")]},
             ]
         }

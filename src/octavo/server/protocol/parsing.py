@@ -55,9 +55,9 @@ def _refusal(error: ValidationError, data: Mapping[str, Any]) -> HttpError:
     problems = [(_path(each["loc"], data, each["type"]), each) for each in error.errors(include_url=False)]
     path, problem = max(problems, key=lambda pair: len(pair[0]))  # the first of the longest
     kind, value, context = problem["type"], problem["input"], problem.get("ctx", {})
-    if kind in ("union_tag_invalid", "union_tag_not_found"):  # a message's role
-        path = (*path, "role")
-        kind, value = ("role", context["tag"]) if "tag" in context else ("missing", None)
+    if kind in ("union_tag_invalid", "union_tag_not_found"):  # a message's role, a format's type
+        path = (*path, context["discriminator"].strip("'"))
+        kind, value = ("tag", context["tag"]) if "tag" in context else ("missing", None)
     field = _written(path)
     if kind == "value_error":  # our own validators; their message names the field
         return invalid(str(context["error"]), param=field or None)
@@ -70,7 +70,7 @@ def _complaint(kind: str, value: Any, context: Mapping[str, Any], message: str) 
         return "is missing; give it"
     if kind == "extra_forbidden":
         return "is not a field of this request; leave it out"
-    if kind == "role":
+    if kind == "tag":
         return f"is {shown(value)}; it should be {context['expected_tags']}"
     if kind in ("too_long", "too_short"):
         least, most = context.get("min_length"), context.get("max_length")
@@ -81,6 +81,8 @@ def _complaint(kind: str, value: Any, context: Mapping[str, Any], message: str) 
     if kind == "string_too_short":
         return "is empty; give some text, or leave it out"
     if kind == "string_pattern_mismatch":
+        if "a-z" in context["pattern"]:
+            return f"is {shown(value)}; give 1 to 64 letters, digits, underscores or hyphens"
         return f"is {shown(value)}; only whole numbers of at least 0 are taken here"
     expected = message.removeprefix("Input should ").removeprefix("be ")
     remedy = "; only text parts are taken" if context.get("expected") == "'text'" else ""

@@ -24,6 +24,7 @@ from octavo.server.protocol.fields import (
     true,
 )
 from octavo.server.protocol.parsing import Unsupported, named
+from octavo.server.protocol.structured import Choices, GrammarText, ResponseFormat, grammar_of
 
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 1024
@@ -83,6 +84,10 @@ class SamplingFields(RequestModel):
     ignore_eos: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), INTEGRAL] | None = None
     cache_salt: Annotated[str, StringConstraints(max_length=MAX_SALT)] | None = None
+    response_format: ResponseFormat | None = None
+    regex: GrammarText | None = None
+    choice: Choices | None = None
+    grammar: GrammarText | None = None
     # Accepted, for real clients send them, and nothing follows from them.
     user: Label | None = None
     metadata: dict[str, Any] | None = None
@@ -106,7 +111,7 @@ class SamplingFields(RequestModel):
         self, vocab_size: int, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None = None
     ) -> SamplingParams:
         """The settings that hold for each choice. Raises a 400 `HttpError` for ids outside `range(vocab_size)`."""
-        given = {
+        given: dict[str, Any] = {
             "temperature": DEFAULT_TEMPERATURE if self.temperature is None else self.temperature,
             "top_k": None if self.top_k is None else max(self.top_k, 0),  # other engines' -1 means off, too
             "top_p": self.top_p,
@@ -125,7 +130,8 @@ class SamplingFields(RequestModel):
             "prompt_logprobs": prompt_logprobs,
         }
         try:
-            params = SamplingParams(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+            given["grammar"] = grammar_of(self.response_format, self.regex, self.choice, self.grammar)
+            params = SamplingParams(**{name: value for name, value in given.items() if value is not None})
             params.check_vocabulary(vocab_size)
         except InvalidRequest as error:
             raise named(error, type(self)) from error
