@@ -26,6 +26,7 @@ class SamplingParams:
     `max_tokens=0` generates nothing, which only makes sense with `prompt_logprobs`.
     `grammar` is what the text has to match; once it does, and nothing can follow, only the end can come. Stop strings
     and stop tokens end it before that, if they are asked for.
+    With `skip_special_tokens` control tokens are no part of the text, except for `shown_token_ids`.
     Randomness is a function of (seed, choice, position, token id) alone; `seed=None` draws a seed on arrival.
 
     Raises `InvalidRequest` for any value out of range.
@@ -48,11 +49,14 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     grammar: GrammarSpec | None = None
+    skip_special_tokens: bool = True
+    shown_token_ids: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else _items("stop", self.stop)
         object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", _items("stop_token_ids", self.stop_token_ids))
+        for name in ("stop_token_ids", "shown_token_ids"):
+            object.__setattr__(self, name, _items(name, getattr(self, name)))
         if not isinstance(self.logit_bias, Mapping):
             raise InvalidRequest(f"logit_bias must map token ids to numbers, got {shown(self.logit_bias)}")
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
@@ -78,13 +82,15 @@ class SamplingParams:
                 raise InvalidRequest(f"stop must hold non-empty strings, got {shown(text)}")
             if len(text) > MAX_STOP_LENGTH:
                 raise InvalidRequest(f"a stop string has {len(text)} characters; at most {MAX_STOP_LENGTH} are allowed")
-        for token_id in self.stop_token_ids:
-            _integer("stop_token_ids", token_id, 0, None)
+        for name in ("stop_token_ids", "shown_token_ids"):
+            for token_id in getattr(self, name):
+                _integer(name, token_id, 0, None)
         for token_id, bias in self.logit_bias.items():
             _integer("logit_bias token id", token_id, 0, None)
             _real(f"logit_bias[{shown(token_id)}]", bias, -1e4, 1e4)
-        if not isinstance(self.ignore_eos, bool):
-            raise InvalidRequest(f"ignore_eos must be true or false, got {shown(self.ignore_eos)}")
+        for name in ("ignore_eos", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequest(f"{name} must be true or false, got {shown(getattr(self, name))}")
         self._check_grammar()
 
     def _check_grammar(self) -> None:
@@ -93,9 +99,7 @@ class SamplingParams:
         if not isinstance(self.grammar, GrammarSpec):
             raise InvalidRequest(f"grammar must be a GrammarSpec, got {shown(self.grammar)}")
         if self.ignore_eos:
-            raise InvalidRequest(
-                "ignore_eos is true with a grammar, whose end is an end-of-turn token; leave out one"
-            )
+            raise InvalidRequest("ignore_eos is true with a grammar, whose end is an end-of-turn token; leave out one")
         if self.max_tokens == 0:
             raise InvalidRequest("max_tokens is 0 with a grammar, which needs something to hold for; leave out one")
 

@@ -24,7 +24,7 @@ from octavo.engine.grammar_queue import GrammarQueue
 from octavo.engine.hand_off import NO_HAND_OFF, HandOff, model_identity
 from octavo.engine.ledger import Ledger
 from octavo.engine.length_check import most_tokens
-from octavo.engine.live_request import LiveRequest, scores_of
+from octavo.engine.live_request import LiveRequest, detokenizer_of, scores_of
 from octavo.engine.loaded_model import LoadedModel
 from octavo.engine.model_runner import ModelRunner, sampled_rows
 from octavo.engine.output_processor import OutputProcessor
@@ -188,7 +188,7 @@ class EngineCore:
         state = RequestState(request, limit, keep, num_imported_tokens=0 if start is None else start.num_tokens)
         tokenizer = self.loaded.tokenizer
         output = OutputProcessor(
-            tokenizer.detokenizer(keep_leading_space=request.params.grammar is not None),
+            detokenizer_of(tokenizer, request.params),
             tokenizer.eos_token_ids,
             request.params,
             num_output,

@@ -11,7 +11,10 @@ from octavo.engine.prompt_scores import UNSOUND_PROMPT, PromptScores
 from octavo.engine.sampler import SamplerRow
 from octavo.grammar.matcher import GrammarMatcher
 from octavo.request import Request, RequestState
+from octavo.sampling_params import SamplingParams
 from octavo.storage.snapshot import KVSnapshot
+from octavo.tokenizer import Tokenizer
+from octavo.tokenizer.detokenizer import IncrementalDetokenizer
 
 
 @dataclass(slots=True)
@@ -64,3 +67,12 @@ def scores_of(request: Request) -> PromptScores | None:
     """Where the log-probabilities of a request's prompt are gathered; None if it did not ask for them."""
     num_top = request.params.prompt_logprobs
     return PromptScores(request.prompt_token_ids, num_top) if request.scores_prompt and num_top is not None else None
+
+
+def detokenizer_of(tokenizer: Tokenizer, params: SamplingParams) -> IncrementalDetokenizer:
+    """What makes text of a choice's tokens. All that a grammar derives is told, a space in front too."""
+    return tokenizer.detokenizer(
+        skip_special_tokens=params.skip_special_tokens,
+        shown_ids=params.shown_token_ids,
+        keep_leading_space=params.grammar is not None,
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,6 +78,10 @@ class Tokenizer:
         """Every id that no ordinary text may become, and that decoding skips."""
         return self._vocabulary.control_ids
 
+    def control_pieces(self, text: str) -> list[str | int]:
+        """`text` in its order: the ids of the control tokens that it spells, and what stands between them."""
+        return self._parts.encoder.control.split(text)
+
     @property
     def chat_template(self) -> str | None:
         """Source of the usual chat template, if the model has one."""
@@ -119,13 +123,21 @@ class Tokenizer:
         return self._vocabulary.token_text(token_id)
 
     def detokenizer(
-        self, *, skip_special_tokens: bool = True, keep_leading_space: bool = False
+        self,
+        *,
+        skip_special_tokens: bool = True,
+        shown_ids: Collection[int] = (),
+        keep_leading_space: bool = False,
     ) -> IncrementalDetokenizer:
         """A fresh detokenizer whose joined deltas equal `decode` of the same ids.
 
-        `keep_leading_space`: the ids' bytes are what was asked for, to the first one, so nothing is taken off.
+        `shown_ids` are control tokens that are not skipped. `keep_leading_space`: the ids' bytes are what was asked
+        for, to the first one, so nothing is taken off.
         """
-        visible = self._visible_bytes if skip_special_tokens else self._vocabulary.token_bytes
+        visible = self._vocabulary.token_bytes
+        if skip_special_tokens:
+            hidden = self._vocabulary.control_ids.difference(shown_ids)
+            visible = partial(_unless_hidden, hidden, visible) if shown_ids else self._visible_bytes
         strip = self._parts.strip_leading_space and not keep_leading_space
         return IncrementalDetokenizer(visible, strip_leading_space=strip)
 
@@ -214,6 +226,10 @@ class Tokenizer:
 
     def _visible_bytes(self, token_id: int) -> bytes:
         return b"" if token_id in self._vocabulary.control_ids else self._vocabulary.token_bytes(token_id)
+
+
+def _unless_hidden(hidden: Collection[int], token_bytes: Callable[[int], bytes], token_id: int) -> bytes:
+    return b"" if token_id in hidden else token_bytes(token_id)
 
 
 def _check_unicode(text: str) -> None:
