@@ -2,11 +2,13 @@
 #   PYTHON=python3.12   another Python (3.11 or newer)
 #   TORCH_INDEX=URL     another package index for torch, such as one with builds for the CPU alone
 #   MODEL, PROMPT       what `make generate` runs
+#   SOAK_ARGS           of `make soak`, such as --requests 500
 
 PYTHON ?= python3
 MODEL ?= smollm2
 PROMPT ?= Why is the sky blue? Answer in one sentence.
 PYTEST_ARGS ?=
+SOAK_ARGS ?=
 
 # Nothing is written outside .venv and the user's cache directory.
 export PYTHON TORCH_INDEX MODEL PROMPT
@@ -17,7 +19,7 @@ export RUFF_CACHE_DIR := .venv/cache/ruff
 
 PYTEST := .venv/bin/python -m pytest -o cache_dir=.venv/cache/pytest
 
-.PHONY: generate test check nightly gpu-test setup setup-dev clean
+.PHONY: generate test check nightly soak gpu-test setup setup-dev clean
 .DEFAULT_GOAL := generate
 
 generate: setup ## Answer PROMPT with MODEL
@@ -34,6 +36,9 @@ check: setup-dev ## Lint, formatting, types, import contracts
 
 nightly: setup-dev ## Long property runs, soaks and sweeps
 	OCTAVO_NIGHTLY=1 $(PYTEST) -m "nightly and not gpu" $(PYTEST_ARGS)
+
+soak: setup-dev ## Thousands of requests of all kinds to real servers over tiny models; one line of counts each
+	.venv/bin/python -m tests.soak $(SOAK_ARGS)
 
 gpu-test: setup-dev ## Tests that need a CUDA device
 	$(PYTEST) -m gpu $(PYTEST_ARGS)
