@@ -41,7 +41,6 @@ HARMLESS_IN_COMPLETIONS: dict[str, list[Any]] = {"best_of": [1], "suffix": [""],
 
 UNSUPPORTED_IN_CHAT: dict[str, list[Any]] = {
     "tools": [[{"type": "function", "function": {"name": "f"}}]],
-    "tool_choice": ["required", {"type": "function", "function": {"name": "f"}}],
     "functions": [[{"name": "f"}]],
     "function_call": [{"name": "f"}],
     "modalities": [["text", "audio"]],

@@ -46,6 +46,16 @@ ExitOnFailure = Annotated[
     bool,
     option("--exit-on-failure", help="End, with status 1, when the engine has failed, for a supervisor to restart."),
 ]
+ToolParser = Annotated[
+    str,
+    option("--tool-parser", help="Form in which the model calls tools; auto is what its chat template shows."),
+]
+ReasoningParser = Annotated[
+    str,
+    option(
+        "--reasoning-parser", help="Markers around the model's thinking; auto is by its chat template, none is off."
+    ),
+]
 
 
 @flags.with_engine_flags()
@@ -72,6 +82,8 @@ def serve(
     root_path: RootPath = "",
     drain_timeout: DrainTimeout = 30.0,
     exit_on_failure: ExitOnFailure = False,
+    tool_parser: ToolParser = "auto",
+    reasoning_parser: ReasoningParser = "auto",
 ) -> None:
     """Serve one model to OpenAI clients. SIGTERM or Ctrl-C lets running requests end; a second one does not."""
     # Whatever can be wrong is found before the address is taken, and that before anything heavy is imported.
@@ -95,6 +107,8 @@ def serve(
         queue_timeout_s=queue_timeout,
         drain_timeout_s=drain_timeout,
         exit_on_failure=exit_on_failure,
+        tool_parser=tool_parser,
+        reasoning_parser=reasoning_parser,
     )
     if parallel < 1:
         raise InvalidRequest(f"--parallel is {parallel}; it must be at least 1")

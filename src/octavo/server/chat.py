@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from octavo.server.answer_frame import AnswerFrame
+from octavo.server.answer_reading import answer_reading
+from octavo.server.choice_reader import CallPiece
 from octavo.server.fingerprint import system_fingerprint
 from octavo.server.generation import CallUsage, ChoiceDelta, Generation, Prompt
 from octavo.server.logprobs import chat_logprobs
 from octavo.server.prompts import chat_prompt, check_counts, check_prompts
 from octavo.server.protocol.chat import UNSUPPORTED_IN_CHAT, ChatRequest
+from octavo.server.protocol.messages import template_messages
 from octavo.server.protocol.parsing import parse
 from octavo.server.state import ServerState
 from octavo.server.streaming import GenerationResponse
@@ -27,15 +31,19 @@ async def answer_chat(state: ServerState, body: dict[str, Any]) -> GenerationRes
     info, tokenizer = state.ready_model()
     check_counts(state.settings, 1, request.num_choices)
     params = request.sampling_params(info.vocab_size, request.token_limit, request.num_logprobs)
-    token_ids = await chat_prompt(tokenizer, request.messages, request.template_variables)
+    reading = await answer_reading(state.forms, request, tokenizer, has_form=params.grammar is not None)
+    messages, tools = reading.conversation(template_messages(request.messages, tokenizer.chat_template))
+    token_ids = await chat_prompt(tokenizer, messages, request.template_variables, tools)
     check_prompts([token_ids], info, "messages")
+    thinks = reading.thinks_already(token_ids)
     generation = Generation(
         state,
         [Prompt(token_ids)],
-        params,
+        reading.sampling_params(params, thinks=thinks),
         kind="chatcmpl",
         priority=request.priority or 0,
         cache_salt=request.cache_salt or "",
+        new_reader=partial(reading.reader, thinks=thinks) if reading.parts_answers else None,
     )
     frame = AnswerFrame(
         generation,
@@ -62,12 +70,15 @@ class ChatAnswer:
         """Each choice begins with a chunk that has the role, and ends with one that has nothing but the reason."""
         written: list[str] = []
         for delta in deltas:
-            if delta.index not in self._begun:
+            said = _said(delta)
+            if delta.index not in self._begun and (said or delta.finish_reason is not None):
                 self._begun.add(delta.index)
-                written.append(self._chunk(delta.index, '{"role":"assistant","content":""}'))
-            if delta.text or delta.scored:
-                content = f'{{"content":{encode_basestring_ascii(delta.text)}}}'
-                written.append(self._chunk(delta.index, content, self._logprobs(delta)))
+                content = "null" if delta.calls and not delta.text else '""'
+                written.append(self._chunk(delta.index, f'{{"role":"assistant","content":{content}}}'))
+            scores = self._logprobs(delta)
+            for piece in said:
+                written.append(self._chunk(delta.index, piece, scores))
+                scores = "null"
             if delta.finish_reason is not None:
                 written.append(self._chunk(delta.index, "{}", reason=f'"{delta.finish_reason}"'))
         return "".join(written).encode("ascii")
@@ -85,10 +96,53 @@ class ChatAnswer:
         told = [
             {
                 "index": choice.index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "message": _message(choice),
                 "logprobs": chat_logprobs(self._tokenizer, choice.scored) if self._with_logprobs else None,
                 "finish_reason": choice.finish_reason,
             }
             for choice in choices
         ]
         return self._frame.whole(told, usage)
+
+
+def _said(delta: ChoiceDelta) -> list[str]:
+    """The `delta` objects of what is said, in order. Tokens without text of their own have an empty one."""
+    said = []
+    if delta.reasoning:
+        said.append(f'{{"reasoning_content":{encode_basestring_ascii(delta.reasoning)}}}')
+    if delta.text:
+        said.append(f'{{"content":{encode_basestring_ascii(delta.text)}}}')
+    said += [f'{{"tool_calls":[{_call_piece(piece)}]}}' for piece in delta.calls]
+    if delta.scored and not said:
+        said.append("{}")
+    return said
+
+
+def _call_piece(piece: CallPiece) -> str:
+    function: dict[str, Any] = {"arguments": piece.arguments}
+    if piece.name is None:
+        return json.dumps({"index": piece.index, "function": function})
+    function = {"name": piece.name, **function}
+    return json.dumps({"index": piece.index, "id": piece.call_id, "type": "function", "function": function})
+
+
+def _message(choice: ChoiceDelta) -> dict[str, Any]:
+    """OpenAI's message; `reasoning_content` and `tool_calls` are there only where there are any."""
+    message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+    if choice.reasoning:
+        message["reasoning_content"] = choice.reasoning
+    if choice.calls:
+        message["content"] = choice.text or None
+        message["tool_calls"] = [
+            {
+                "id": first.call_id,
+                "type": "function",
+                "function": {
+                    "name": first.name,
+                    "arguments": "".join(each.arguments for each in choice.calls if each.index == first.index),
+                },
+            }
+            for first in choice.calls
+            if first.name is not None
+        ]
+    return message

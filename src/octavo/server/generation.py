@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -16,6 +16,7 @@ from octavo.engine.events import StepEvent
 from octavo.outputs import FinishReason, TokenLogprobs
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
+from octavo.server.choice_reader import AnswerReason, CallPiece, ChoiceReader
 from octavo.server.errors import HttpError, fault_error
 from octavo.server.state import ServerState
 
@@ -34,12 +35,16 @@ class ChoiceDelta:
     index: int
     text: str = ""
     scored: list[ScoredToken] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
+    finish_reason: AnswerReason | None = None
+    reasoning: str = ""
+    calls: list[CallPiece] = field(default_factory=list)
 
     def add(self, later: ChoiceDelta) -> None:
         """Append the next delta of the same choice."""
         self.text += later.text
         self.scored += later.scored
+        self.reasoning += later.reasoning
+        self.calls += later.calls
         self.finish_reason = later.finish_reason
 
 
@@ -84,8 +89,11 @@ class Generation:
         kind: str,
         priority: int = 0,
         cache_salt: str = "",
+        new_reader: Callable[[], ChoiceReader] | None = None,
     ) -> None:
-        """`kind` begins the call's id, as in chatcmpl-…"""
+        """`kind` begins the call's id, as in chatcmpl-…; `new_reader` gives a reader for each choice, if it is to be
+        read. A choice that its reader ends ends here; when all have, what still runs is aborted.
+        """
         self.call_id = f"{kind}-{uuid.uuid4().hex}"
         self.created = int(time.time())
         self._state = state
@@ -107,6 +115,8 @@ class Generation:
             for number, prompt in enumerate(prompts)
             for choice in range(params.n)
         ]
+        self._readers = [] if new_reader is None else [new_reader() for _ in self._requests]
+        self._ended: set[int] = set()  # choices
         self._index = {request.request_id: index for index, request in enumerate(self._requests)}
         self._echoes = _Echoes(prompts, params) if any(prompt.echo is not None for prompt in prompts) else None
         self._num_completion_tokens = 0
@@ -137,6 +147,8 @@ class Generation:
                     yield deltas
                 if failure is not None:
                     raise failure
+                if len(self._ended) == len(self._requests):
+                    break
         assert self._echoes is None or not self._echoes.holds_any, "the engine did not score a prompt"
 
     def _take(self, events: list[StepEvent]) -> tuple[list[ChoiceDelta], HttpError | None]:
@@ -145,6 +157,8 @@ class Generation:
         for event in events:
             piece = event.delta
             index = self._index[piece.request_id]
+            if index in self._ended:
+                continue
             if event.num_cached_tokens and index % self._params.n == 0:
                 self._cached[index // self._params.n] = event.num_cached_tokens
             self._num_completion_tokens += len(piece.token_ids)
@@ -154,7 +168,9 @@ class Generation:
                 if not piece.text:  # nothing to tell, so that a fault which comes first has a status of its own
                     continue
                 reason = None
-            delta = ChoiceDelta(index, piece.text, [], reason)
+            delta = self._read(index, piece.text, reason)
+            if delta.finish_reason is not None:
+                self._ended.add(index)
             if event.logprobs is not None:
                 delta.scored.append((event.logprobs.token_id, event.logprobs))
             if self._echoes is not None and failure is None:
@@ -163,6 +179,12 @@ class Generation:
             else:
                 _merge(merged, delta)
         return list(merged.values()), failure
+
+    def _read(self, index: int, text: str, reason: FinishReason | None) -> ChoiceDelta:
+        if not self._readers:
+            return ChoiceDelta(index, text, [], reason)
+        read = self._readers[index].read(text, reason)
+        return ChoiceDelta(index, read.text, [], read.finish_reason, read.reasoning, read.calls)
 
 
 class _Echoes:
@@ -219,5 +241,11 @@ def _failure(event: StepEvent) -> HttpError:
 
 def joined(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
     """All deltas of one choice as one: its whole answer."""
-    scored = [each for delta in deltas for each in delta.scored]
-    return ChoiceDelta(deltas[0].index, "".join([delta.text for delta in deltas]), scored, deltas[-1].finish_reason)
+    return ChoiceDelta(
+        deltas[0].index,
+        "".join([delta.text for delta in deltas]),
+        [each for delta in deltas for each in delta.scored],
+        deltas[-1].finish_reason,
+        "".join([delta.reasoning for delta in deltas]),
+        [each for delta in deltas for each in delta.calls],
+    )

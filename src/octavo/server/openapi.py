@@ -94,6 +94,9 @@ def limits_of(state: ServerState) -> dict[str, dict[str, Any]]:
     limits["token id"] = {"maximum": last}
     limits["token id as text"] = {"pattern": f"^({_numbers_up_to(last)})$"}
     limits["prompt ids"] = {"maxItems": info.max_prompt_tokens}
+    if not state.forms.offers_tools(tokenizer):
+        limits["tools"] = {"maxItems": 0}
+        limits["tool choice"] = {"enum": ["none", "auto"]}
     limits["prompt text"] = {} if tokenizer.encode("") else {"minLength": 1}
     return limits
 

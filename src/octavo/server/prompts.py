@@ -11,7 +11,6 @@ from octavo.errors import InvalidRequest
 from octavo.server.errors import HttpError, invalid
 from octavo.server.generation import Prompt
 from octavo.server.protocol.completions import CompletionRequest
-from octavo.server.protocol.messages import ChatMessage, template_messages
 from octavo.server.settings import ServerSettings
 from octavo.tokenizer import Tokenizer
 
@@ -21,13 +20,18 @@ Result = TypeVar("Result")
 
 
 async def chat_prompt(
-    tokenizer: Tokenizer, messages: list[ChatMessage], variables: Mapping[str, Any]
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    variables: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> tuple[int, ...]:
-    """Ids of a conversation in the model's template. Raises a 400 `HttpError` if the template refuses it."""
-    written = template_messages(messages, tokenizer.chat_template)
-    size = sum(len(str(message.get("content"))) for message in written)
+    """Ids of a conversation in the model's template. Raises a 400 `HttpError` if the template refuses it.
+
+    `messages` are those of `template_messages`.
+    """
+    size = sum(len(str(message.get("content"))) for message in messages) + (len(str(tools)) if tools else 0)
     try:
-        return tuple(await _encoded(lambda: tokenizer.encode_chat(written, **variables), size))
+        return tuple(await _encoded(lambda: tokenizer.encode_chat(messages, tools=tools, **variables), size))
     except InvalidRequest as error:
         raise invalid(str(error), param="messages") from error
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from octavo.errors import InvalidRequest, shown
+from octavo.server.parsers.forms import FORMS
+from octavo.server.parsers.reasoning import THINKING
 
 MIB = 1 << 20
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -23,7 +25,8 @@ class ServerSettings:
     `request_timeout_s` and `queue_timeout_s` hold for all, None for no limit. `body_timeout_s` is how long a request
     may take to arrive, `drain_timeout_s` how long running ones may go on once the server ends. A stream that has
     nothing to say for `keep_alive_s` sends a comment. `max_choices` bounds `n` times prompts of a request,
-    `max_prompts` the prompts.
+    `max_prompts` the prompts. `tool_parser` and `reasoning_parser` name the form in which the model writes calls and
+    thinking; `auto` is what its chat template shows.
     """
 
     host: str = "127.0.0.1"
@@ -47,6 +50,8 @@ class ServerSettings:
     max_choices: int = 128
     max_prompts: int = 128
     max_connections: int = 4096
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -67,6 +72,8 @@ class ServerSettings:
         for name, value, allowed in (
             ("--log-level", self.log_level, LOG_LEVELS),
             ("--log-format", self.log_format, LOG_FORMATS),
+            ("--tool-parser", self.tool_parser, ("auto", *FORMS)),
+            ("--reasoning-parser", self.reasoning_parser, ("auto", "none", *THINKING)),
         ):
             if value not in allowed:
                 raise InvalidRequest(f"{name} is {shown(value)}; choose one of {', '.join(allowed)}")

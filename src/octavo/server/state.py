@@ -13,6 +13,7 @@ from octavo.engine.events import StepEvent
 from octavo.engine.serving import ModelInfo, ServingEngine
 from octavo.errors import NotReady
 from octavo.request import Request
+from octavo.server.answer_forms import AnswerForms
 from octavo.server.errors import model_not_found
 from octavo.server.metrics import ServerMetrics
 from octavo.server.settings import ServerSettings
@@ -26,6 +27,10 @@ class ServerState:
     engine: ServingEngine
     settings: ServerSettings
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
+    forms: AnswerForms = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "forms", AnswerForms(self.settings))
 
     def ready_model(self) -> tuple[ModelInfo, Tokenizer]:
         """What needs a loaded model. Raises `NotReady` with the reason while there is none."""

@@ -9,7 +9,7 @@ from octavo.server.errors import invalid
 from octavo.server.logprobs import token_string
 from octavo.server.prompts import INLINE_CHARS, chat_prompt, check_token_ids, text_prompt
 from octavo.server.protocol.answers import Detokenized, Tokenized
-from octavo.server.protocol.messages import template_variables
+from octavo.server.protocol.messages import template_messages, template_variables
 from octavo.server.protocol.parsing import parse
 from octavo.server.protocol.tokens import DetokenizeRequest, TokenizeChat, TokenizeText
 from octavo.server.state import ServerState
@@ -25,7 +25,8 @@ async def answer_tokenize(state: ServerState, body: dict[str, Any]) -> Tokenized
     info, tokenizer = state.ready_model()
     if isinstance(request, TokenizeChat):
         variables = template_variables(request.chat_template_kwargs, request.add_generation_prompt)
-        ids = list(await chat_prompt(tokenizer, request.messages, variables))
+        messages = template_messages(request.messages, tokenizer.chat_template)
+        ids = list(await chat_prompt(tokenizer, messages, variables))
     else:
         specials = request.add_special_tokens is not False
         ids = await text_prompt(tokenizer, request.prompt, add_special_tokens=specials)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,16 +57,16 @@ class _Writer:
     def written(self, tools: Sequence[OfferedTool], before: BeforeCalls, parallel: bool) -> str:
         form = self._form
         if form.bare:
-            calls = self._bare(tools, parallel)
-            if before.text:  # that begins like no call
-                self._rules.append(r"SAID: /[^{\[\s`](?s:.*)/")
-                calls = f"({calls} | SAID?)"
-        else:
-            first = form.opening or form.begins[0]
-            calls = f"{self._word(first)} {self._after_marker(tools, parallel)}"
+            start = self._bare(tools, parallel)
             if before.text:
-                calls = f"({self._up_to('leading', first)} {self._after_marker(tools, parallel)} | TEXT)"
-        start = f"{self._thinking(before)} {calls}"
+                start = f"({start} | {self._unlike_calls(before)}?)"
+            start = f"{self._thinking(before)} {start}"
+        else:
+            first, rest = form.opening or form.begins[0], self._after_marker(tools, parallel)
+            if before.text:  # thinking is text, too
+                start = f"{self._beside_text(before)} ({self._up_to('leading', first)} {rest} | TEXT)"
+            else:
+                start = f"{self._thinking(before)} {self._word(first)} {rest}"
         rules = dict.fromkeys(["%llguidance {}", f"start: {start}", *self._rules])
         return "\n".join([*rules, "TEXT: /(?s:.*)/", r"WS: /[ \n]{0,2}/"])
 
@@ -74,6 +75,18 @@ class _Writer:
             return ""
         thinking = f"{self._up_to('thinking', before.thinking.end)} WS"
         return thinking if before.begun else f"({self._word(before.thinking.begin)} {thinking})?"
+
+    def _beside_text(self, before: BeforeCalls) -> str:
+        """Control tokens around the thinking, and text before each."""
+        markers = (before.thinking.begin, before.thinking.end) if before.thinking else ()
+        tokens = [f"<[{piece}]>" for marker in markers for piece in self._pieces(marker) if isinstance(piece, int)]
+        return f"(TEXT ({' | '.join(tokens)}))*" if tokens else ""
+
+    def _unlike_calls(self, before: BeforeCalls) -> str:
+        """Text that begins neither like a call nor like thinking."""
+        marker = before.thinking.begin if before.thinking and not before.begun else ""
+        self._rules.append(rf"SAID: /[^{{\[\s`{re.escape(marker[:1])}](?s:.*)/")
+        return "SAID"
 
     def _up_to(self, rule: str, marker: str) -> str:
         """A rule for text up to the first `marker`, and that."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class AnswerModel(BaseModel):
@@ -39,17 +39,32 @@ class ChatLogprobs(AnswerModel):
     refusal: None
 
 
+class MadeFunction(AnswerModel):
+    name: str
+    arguments: str
+
+
+class MadeCall(AnswerModel):
+    id: str
+    type: Literal["function"]
+    function: MadeFunction
+
+
 class AnswerMessage(AnswerModel):
+    """`content` is null where there are only calls. The last two are there only where there is something in them."""
+
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning_content: str = ""
+    tool_calls: list[MadeCall] = Field(default_factory=list)
 
 
 class ChatChoice(AnswerModel):
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
 
 
 class ChatCompletion(AnswerModel):

@@ -12,15 +12,13 @@ from octavo.server.protocol.messages import Messages, TemplateVariables, templat
 from octavo.server.protocol.parsing import Unsupported
 from octavo.server.protocol.sampling import OPTIONS_NEED_STREAM, UNSUPPORTED_SAMPLING, SamplingFields
 from octavo.server.protocol.structured import ONE_FORM
+from octavo.server.protocol.tools import CHOICE_NEEDS_TOOLS, ChosenTool, Tool, ToolChoice, Tools, check_tools
 
 MAX_TOP_LOGPROBS = 20  # OpenAI's bound
 
-_NO_TOOLS = "tools cannot be called yet; leave it out, or describe them in a message"
 UNSUPPORTED_IN_CHAT = UNSUPPORTED_SAMPLING | {
-    "tools": Unsupported(_NO_TOOLS, []),
-    "tool_choice": Unsupported(_NO_TOOLS, "none", "auto"),
-    "functions": Unsupported(_NO_TOOLS, []),
-    "function_call": Unsupported(_NO_TOOLS, "none", "auto"),
+    "functions": Unsupported("it is the old name of tools; send tools", []),
+    "function_call": Unsupported("it is the old name of tool_choice; send tool_choice", "none", "auto"),
     "modalities": Unsupported("answers are text only; leave it out", ["text"]),
     "audio": Unsupported("answers are text only; leave it out"),
     "prediction": Unsupported("predicted output cannot be used; leave it out"),
@@ -44,6 +42,7 @@ class ChatRequest(SamplingFields):
             "allOf": [
                 OPTIONS_NEED_STREAM,
                 ONE_FORM,
+                CHOICE_NEEDS_TOOLS,
                 {"anyOf": [{"properties": {"top_logprobs": {"enum": [0, None]}}}, true("logprobs")]},
             ]
         }
@@ -60,8 +59,8 @@ class ChatRequest(SamplingFields):
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
     prompt_cache_retention: Literal["in_memory", "in-memory"] | None = None
-    tools: Annotated[list[Any], Field(max_length=0)] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
     functions: Annotated[list[Any], Field(max_length=0)] | None = None
     function_call: Literal["none", "auto"] | None = None
     modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None = None
@@ -75,6 +74,7 @@ class ChatRequest(SamplingFields):
     def check(self) -> None:
         """Raises a 400 `HttpError` for fields that contradict each other."""
         self.check_stream_options()
+        check_tools(self.tools, self.tool_choice)
         if self.top_logprobs and not self.logprobs:
             raise invalid(f"top_logprobs is {self.top_logprobs} without logprobs: true; add it", param="top_logprobs")
         both = (self.max_tokens, self.max_completion_tokens)
@@ -84,6 +84,28 @@ class ChatRequest(SamplingFields):
                 "they mean the same: give one of them",
                 param="max_tokens",
             )
+
+    @property
+    def offered_tools(self) -> list[Tool]:
+        """Those that the model is told of: none if none is to be called."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    @property
+    def callable_tools(self) -> list[Tool]:
+        """Those of the offered ones that may be called."""
+        if not isinstance(self.tool_choice, ChosenTool):
+            return self.offered_tools
+        return [tool for tool in self.offered_tools if tool.function.name == self.tool_choice.function.name]
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer has to be a call."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, ChosenTool)
+
+    @property
+    def may_call_several(self) -> bool:
+        """Whether one answer may have several calls. One that has to call a certain tool calls it once."""
+        return self.parallel_tool_calls is not False and not isinstance(self.tool_choice, ChosenTool)
 
     @property
     def token_limit(self) -> int | None:

@@ -14,7 +14,17 @@ MAX_LABEL = 1024  # characters of a name or an identifier
 # A mark in a JSON schema, whose value says what stands there. A bound of the model's or of the server's own settings
 # takes its place in /openapi.json; what is declared here holds for every model and server.
 LIMITED = "x-octavo-limited"
-Limited = Literal["model name", "token id", "token id as text", "prompt text", "prompt ids", "prompts", "choices"]
+Limited = Literal[
+    "model name",
+    "token id",
+    "token id as text",
+    "prompt text",
+    "prompt ids",
+    "prompts",
+    "choices",
+    "tools",
+    "tool choice",
+]
 
 
 class RequestModel(BaseModel):

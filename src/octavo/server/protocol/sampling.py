@@ -82,6 +82,7 @@ class SamplingFields(RequestModel):
     stop: Stop | None = None
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), INTEGRAL] | None = None
     cache_salt: Annotated[str, StringConstraints(max_length=MAX_SALT)] | None = None
     response_format: ResponseFormat | None = None
@@ -123,6 +124,7 @@ class SamplingFields(RequestModel):
             "stop": self.stop,
             "stop_token_ids": self.stop_token_ids,
             "ignore_eos": self.ignore_eos,
+            "skip_special_tokens": self.skip_special_tokens,
             "seed": self.seed,
             "n": self.n,
             "max_tokens": max_tokens,
