@@ -8,6 +8,7 @@ import torch
 
 from octavo.engine.sampler import Sampler, SamplerRow
 from octavo.engine.sampling_mask import MaskTable, TokenMasks
+from octavo.engine.sampling_workspace import Workspace
 from octavo.sampling_params import SamplingParams
 
 VOCAB = 77
@@ -22,6 +23,11 @@ def masks_of(allowed: dict[int, list[int]]) -> TokenMasks:
     return TokenMasks(list(allowed), bits.view(np.int32))
 
 
+def table() -> MaskTable:
+    device = torch.device("cpu")
+    return MaskTable(device, Workspace(device))
+
+
 def logits_of(rows: int) -> torch.Tensor:
     logits = torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(rows))
     logits[:, ::7] = -0.0
@@ -33,7 +39,7 @@ def test_forbidden_tokens_are_minus_infinity_and_the_others_keep_their_bits(rows
     logits = logits_of(3)
     before = logits.clone()
     allowed = {row: [row, 7, 31, 32, 63, 64, VOCAB - 1] for row in rows}
-    masked = MaskTable(torch.device("cpu")).apply(logits, masks_of(allowed))
+    masked = table().apply(logits, masks_of(allowed))
     for row in range(3):
         for token in range(VOCAB):
             if row in allowed and token not in allowed[row]:
@@ -45,7 +51,7 @@ def test_forbidden_tokens_are_minus_infinity_and_the_others_keep_their_bits(rows
 
 def test_without_masks_the_logits_are_the_same_object():
     logits = logits_of(2)
-    assert MaskTable(torch.device("cpu")).apply(logits, None) is logits
+    assert table().apply(logits, None) is logits
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])

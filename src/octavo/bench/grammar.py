@@ -21,10 +21,10 @@ SCHEMA = {
     "items": {
         "type": "object",
         "properties": {
-            "name": {"type": "string", "maxLength": 40},
+            "name": {"type": "string"},
             "age": {"type": "integer", "minimum": 0, "maximum": 120},
-            "email": {"type": "string", "maxLength": 60},
-            "tags": {"type": "array", "items": {"type": "string", "maxLength": 20}, "maxItems": 5},
+            "email": {"type": "string"},
+            "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 5},
             "active": {"type": "boolean"},
         },
         "required": ["name", "age", "email", "tags", "active"],

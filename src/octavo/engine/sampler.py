@@ -62,7 +62,7 @@ class Sampler:
         self._device = torch.device(device)
         self._workspace = Workspace(self._device)
         self._noise = TokenNoise(vocab_size, self._workspace)
-        self._masks = MaskTable(self._device)
+        self._masks = MaskTable(self._device, self._workspace)
 
     @torch.no_grad()
     def sample(self, logits: Tensor, rows: Sequence[SamplerRow], masks: TokenMasks | None = None) -> SampleResult:
@@ -80,7 +80,8 @@ class Sampler:
         best, token_ids = adjusted.max(dim=1)  # NaN wins over every number; the first of equals is taken
         sound = best.isfinite()
         for part in self._parts([i for i, row in enumerate(rows) if not row.params.greedy]):
-            token_ids[part] = self._draw(_take(adjusted, part), _take(best, part), [rows[i] for i in part])
+            few = masks.few(part[0], self._vocab_size) if masks is not None and self._device.type == "cpu" else None
+            token_ids[part] = self._draw(_take(adjusted, part), _take(best, part), [rows[i] for i in part], few)
         host_ids: list[int] = torch.where(sound, token_ids, -1).tolist()
         return SampleResult(
             host_ids,
@@ -103,8 +104,11 @@ class Sampler:
             scored += token_logprobs(_take(logits, part), _take(wanted, part), counts, self._workspace)
         return scored
 
-    def _draw(self, logits: Tensor, best: Tensor, rows: Sequence[SamplerRow]) -> Tensor:
-        """Token ids `[R]` drawn from `logits` `[R, V]` whose row maxima are `best` `[R]`."""
+    def _draw(self, logits: Tensor, best: Tensor, rows: Sequence[SamplerRow], few: Tensor | None) -> Tensor:
+        """Token ids `[R]` drawn from `logits` `[R, V]` whose row maxima are `best` `[R]`.
+
+        `few`: the only ids that the one row may have.
+        """
         z = self._scaled(logits, best[:, None], rows)
         token_ids, row_weight = None, None
         filtered = any(filters(row.params, self._vocab_size) for row in rows)
@@ -113,6 +117,8 @@ class Sampler:
             if listed is not None:
                 token_ids, row_weight = listed
                 z = z[:, token_ids]
+        elif few is not None:
+            token_ids, z = few, z[:, few]
         scores = self._noise.gumbel([row_key(row.seed, row.choice, row.position) for row in rows], token_ids).add_(z)
         if filtered:
             keep = keep_mask(z, [row.params for row in rows], self._workspace, row_weight)

@@ -9,7 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn import functional
+
+from octavo.engine.sampling_workspace import Workspace
+
+_FEW = 8  # one in so many: then it is less work to look at those alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,24 +22,36 @@ class TokenMasks:
     rows: Sequence[int]
     bits: npt.NDArray[np.int32]
 
+    def few(self, row: int, vocab_size: int) -> Tensor | None:
+        """Ids in ascending order, int64 on the CPU, of the tokens that `row` may have; None if they are many."""
+        if row not in self.rows:
+            return None
+        bits = np.unpackbits(self.bits[self.rows.index(row)].view(np.uint8), bitorder="little")[:vocab_size]
+        ids = np.flatnonzero(bits)
+        return torch.from_numpy(ids) if len(ids) <= vocab_size // _FEW else None
+
 
 class MaskTable:
     """Turns bits into what is added to logits: -inf for a token that is forbidden, and for the others -0.0, which
     changes no number, not even its sign. What is not finite stays so, hence an unsound row is still found.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, workspace: Workspace) -> None:
         bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
         self._of_byte = torch.from_numpy(np.where(bits == 1, np.float32(-0.0), np.float32(-np.inf))).to(device)
         self._device = device
+        self._workspace = workspace
 
     def apply(self, logits: Tensor, masks: TokenMasks | None) -> Tensor:
-        """Logits [R, V] float32 with the masks; a new tensor, or `logits` itself if there are none."""
+        """Logits [R, V] float32 with the masks: scratch, or `logits` itself if there are none."""
         if masks is None:
             return logits
-        data = torch.from_numpy(masks.bits.view(np.uint8)).to(self._device)
-        added = functional.embedding(data.int(), self._of_byte).flatten(1)[:, : logits.shape[1]]  # [rows, V]
-        if len(masks.rows) == len(logits):
-            return logits + added
+        vocab_size = logits.shape[1]
+        data = torch.from_numpy(masks.bits.view(np.uint8)).to(self._device)  # [rows, bytes]
+        added = self._workspace.take("mask", len(data), 8 * data.shape[1], torch.float32)
+        torch.index_select(self._of_byte, 0, data.flatten().int(), out=added.view(-1, 8))
+        if len(data) == len(logits):
+            return added[:, :vocab_size].add_(logits)
+        masked = self._workspace.take("masked", len(logits), vocab_size, torch.float32).copy_(logits)
         rows = torch.tensor(masks.rows, device=self._device)
-        return logits.index_add(0, rows, added)
+        return masked.index_add_(0, rows, added[:, :vocab_size])

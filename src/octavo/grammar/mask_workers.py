@@ -31,15 +31,21 @@ class _Fill:
     done: bool = False
     given_up: bool = False
 
+    def is_late(self, step_s: float) -> bool:
+        """Whether a thread has had it for more than `step_s` seconds and nobody has noticed."""
+        open_ = not (self.done or self.given_up) and self.began is not None
+        return open_ and time.monotonic() - (self.began or 0.0) > step_s
+
 
 @dataclass(slots=True, eq=False)
 class PendingMasks:
-    """Masks that are being filled. `rows` are the indices in the batch of those that have one."""
+    """Masks that are being filled, of which `num_left` are not. `rows` are the batch's rows that have one."""
 
     rows: list[int]
     bits: npt.NDArray[np.int32]  # [len(rows), ceil(V / 32)]
     changed: threading.Condition = field(default_factory=threading.Condition)
     fills: list[_Fill] = field(default_factory=list)
+    num_left: int = 0
 
 
 class MaskWorkers:
@@ -67,6 +73,7 @@ class MaskWorkers:
             _Fill(matcher, pending.bits[index], pending)
             for index, matcher in enumerate(matcher for matcher in matchers if matcher is not None)
         ]
+        pending.num_left = len(rows)
         while self._started < self._num_threads:
             self._start()
         for fill in pending.fills:
@@ -78,15 +85,12 @@ class MaskWorkers:
         """The bits, once they are filled. A row that takes too long is given up, and its matcher fails."""
         self._latest = None
         with pending.changed:
-            while late := [fill for fill in pending.fills if not (fill.done or fill.given_up)]:
-                began = [fill.began for fill in late if fill.began is not None]
-                left = min(began) + self.step_s - time.monotonic() if began else None
-                if left is None or left > 0:
-                    pending.changed.wait(left)
-                    continue
-                for fill in late:
-                    if fill.began is not None and fill.began + self.step_s <= time.monotonic():
+            while pending.num_left:
+                pending.changed.wait(self.step_s / 4)  # woken by the last row
+                for fill in pending.fills:
+                    if fill.is_late(self.step_s):
                         fill.given_up = True
+                        pending.num_left -= 1
                         fill.matcher.fail(f"one step took more than {self.step_s:g} s", "too complex")
                         self._start()  # in the place of the thread that is stuck
             stuck = [index for index, fill in enumerate(pending.fills) if fill.given_up]
@@ -104,19 +108,19 @@ class MaskWorkers:
 
 def _work(queue: SimpleQueue[_Fill | None]) -> None:
     while (fill := queue.get()) is not None:
-        with fill.batch.changed:
-            fill.began = time.monotonic()
-            fill.batch.changed.notify_all()
+        fill.began = time.monotonic()
         try:
             fill.matcher.fill(fill.row)
         except Exception as error:  # noqa: BLE001 - whatever the library raises ends this request alone
             fill.matcher.fail(f"{type(error).__name__}: {error}", "fault")
             fill.row.fill(-1)
         with fill.batch.changed:
-            fill.done = True
-            fill.batch.changed.notify_all()
             if fill.given_up:
                 return  # another has taken this thread's place
+            fill.done = True
+            fill.batch.num_left -= 1
+            if not fill.batch.num_left:
+                fill.batch.changed.notify()
         del fill  # hold nothing while there is nothing to do
 
 
