@@ -15,7 +15,9 @@ from octavo.engine.stats import BlockCounts, EngineStats, HistogramCounts, Prefi
 from octavo.errors import EngineFault, NotReady, OctavoError
 from octavo.outputs import FinishReason, TextDelta, TokenLogprobs
 from octavo.request import Request
+from octavo.sampling_params import SamplingParams
 from octavo.tokenizer import Tokenizer
+from octavo.tokenizer.detokenizer import IncrementalDetokenizer
 from octavo.tokenizer.vocabulary import TokenKind
 
 CHAT_TEMPLATE = (
@@ -26,13 +28,15 @@ EOS_TEXT = "<|im_end|>"
 
 
 @cache
-def byte_tokenizer(chat_template: str | None = CHAT_TEMPLATE, *, begins_with_bos: bool = False) -> Tokenizer:
-    """One token per byte, the pair "th", and the control tokens <|endoftext|>, <|im_start|> and <|im_end|>.
+def byte_tokenizer(
+    chat_template: str | None = CHAT_TEMPLATE, *, begins_with_bos: bool = False, control: tuple[str, ...] = ()
+) -> Tokenizer:
+    """One token per byte, the pair "th", and the control tokens <|endoftext|>, <|im_start|>, <|im_end|> and `control`.
 
     Text begins with <|endoftext|> if `begins_with_bos`.
     """
-    tokens = [*sorted(ByteLevel.alphabet()), "th", "<|endoftext|>", "<|im_start|>", EOS_TEXT]
-    kinds = [TokenKind.NORMAL] * 257 + [TokenKind.CONTROL] * 3
+    tokens = [*sorted(ByteLevel.alphabet()), "th", "<|endoftext|>", "<|im_start|>", EOS_TEXT, *control]
+    kinds = [TokenKind.NORMAL] * 257 + [TokenKind.CONTROL] * (3 + len(control))
     metadata = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
@@ -170,19 +174,22 @@ class FakeEngine:
         params = request.params
         room = self.model_info.max_context - len(request.prompt_token_ids)
         limit = room if params.max_tokens is None else min(params.max_tokens, room)
-        ids = self.model_tokenizer.encode(self.reply, add_special_tokens=False)
+        ids = self.model_tokenizer.encode(self.reply, add_special_tokens=False, parse_special=True)
         ids = (
             (ids * (limit // len(ids) + 1))[:limit] if self.endless else [*ids, max(self.model_tokenizer.eos_token_ids)]
         )
         reason: FinishReason = "stop" if len(ids) <= limit and not self.endless else "length"
         ids = ids[:limit]
-        whole = self.model_tokenizer.decode(ids)
+        detokenizer = self._detokenizer(params)
+        ended = bool(ids) and ids[-1] in self.model_tokenizer.eos_token_ids
+        shown_ids = ids[:-1] if ended else ids  # the text of the end is not shown
+        whole = "".join([*map(detokenizer.push, shown_ids), detokenizer.finish()])
         text = whole[: min((at for stop in params.stop if (at := whole.find(stop)) >= 0), default=len(whole))]
         if text != whole:
             reason = "stop"
-        detokenizer, spoken, events = self.model_tokenizer.detokenizer(), 0, []
+        detokenizer, spoken, events = self._detokenizer(params), 0, []
         for position, token_id in enumerate(ids):
-            piece = detokenizer.push(token_id)
+            piece = detokenizer.push(token_id) if position < len(shown_ids) else ""
             if position == len(ids) - 1:
                 piece += detokenizer.finish()
             shown = piece[: max(0, len(text) - spoken)]
@@ -202,6 +209,10 @@ class FakeEngine:
             scored = tuple(self._logprobs(each, params.prompt_logprobs) for each in request.prompt_token_ids[1:])
             events[0] = replace(events[0], prompt_logprobs=(None, *scored))
         return events
+
+    def _detokenizer(self, params: SamplingParams) -> IncrementalDetokenizer:
+        skip, shown = params.skip_special_tokens, params.shown_token_ids
+        return self.model_tokenizer.detokenizer(skip_special_tokens=skip, shown_ids=shown)
 
     def _cut_by_fault(self, events: list[StepEvent]) -> list[StepEvent]:
         if self.fault is None:
