@@ -12,7 +12,20 @@ from octavo.cli.main import app
 from octavo.cli.options import environment_variable
 from tests.cli.conftest import Run
 
-COMMANDS = {"generate", "chat", "serve", "inspect", "pull", "list", "rm", "parity", "bench decode", "bench serving", "bench overhead"}
+COMMANDS = {
+    "generate",
+    "chat",
+    "serve",
+    "inspect",
+    "pull",
+    "list",
+    "rm",
+    "parity",
+    "bench decode",
+    "bench grammar",
+    "bench serving",
+    "bench overhead",
+}
 WITHOUT_A_VARIABLE = {"--help", "--version"}
 
 
