@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import resource
 import sys
 import threading
@@ -23,17 +24,18 @@ from octavo.grammar.limits import CHECK_BYTES, CHECK_CPU_S, CHECK_STACK_BYTES, T
 from octavo.grammar_spec import GrammarSpec
 
 _WALKS, _STEPS = 3, 48
-_EOS = 256
+_EOS, _CONTROL = 256, 257
+_TOKEN_BY_ID = re.compile(r"<\[[0-9]+\]>")
 _NICENESS = 5  # the requests that run go first
 
 
 class _Bytes:
-    """A vocabulary of the 256 bytes and an end."""
+    """A vocabulary of the 256 bytes, an end, and one more control token."""
 
     eos_token_id = _EOS
     bos_token_id = None
-    special_token_ids = (_EOS,)
-    tokens = (*(bytes([byte]) for byte in range(256)), b"<end>")
+    special_token_ids = (_EOS, _CONTROL)
+    tokens = (*(bytes([byte]) for byte in range(256)), b"<end>", b"<control>")
 
     def __call__(self, text: str | bytes) -> list[int]:
         return list(text.encode() if isinstance(text, str) else text)
@@ -42,8 +44,10 @@ class _Bytes:
 def check(spec: GrammarSpec) -> str:
     """The grammar in llguidance's form. Raises `InvalidRequest` if it cannot be used."""
     text = grammar_text(spec)
-    tokenizer = LLTokenizer(TokenizerWrapper(_Bytes()), n_vocab=_EOS + 1, eos_token=[_EOS], slices=[])
-    start = LLMatcher(tokenizer, text, log_level=0, limits=parser_limits())
+    tokenizer = LLTokenizer(TokenizerWrapper(_Bytes()), n_vocab=_CONTROL + 1, eos_token=[_EOS], slices=[])
+    # Ids are the model's, whose vocabulary is not here: one token stands for all that a grammar names.
+    trial = _TOKEN_BY_ID.sub(f"<[{_CONTROL}]>", text) if spec.kind == "grammar" else text
+    start = LLMatcher(tokenizer, trial, log_level=0, limits=parser_limits())
     for seed in range(_WALKS):
         _walk(start.deep_copy(), random.Random(seed))
     return text
@@ -51,7 +55,7 @@ def check(spec: GrammarSpec) -> str:
 
 def _walk(matcher: LLMatcher, choice: random.Random) -> None:
     """Go along one derivation, byte by byte, as sampling will."""
-    bits = np.zeros(_EOS // 32 + 1, dtype=np.int32)
+    bits = np.zeros(_CONTROL // 32 + 1, dtype=np.int32)
     for _ in range(_STEPS):
         began = time.process_time()
         matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
