@@ -71,3 +71,10 @@ def test_fields_that_need_others_say_so() -> None:
     rules = json.dumps(described("/v1/completions")["allOf"])
     assert all(name in rules for name in ("stream_options", "stream", "max_tokens", "echo"))
     assert all(name in json.dumps(described("/v1/chat/completions")["allOf"]) for name in ("top_logprobs", "logprobs"))
+
+
+def test_tools_stand_in_it_where_the_model_can_be_offered_some() -> None:
+    without = choice(described("/v1/chat/completions"), "tools", "array")
+    assert without["maxItems"] == 0
+    given = choice(described("/v1/chat/completions", tool_parser="generic"), "tools", "array")
+    assert given["maxItems"] == 128 and "function" in json.dumps(given)

@@ -53,15 +53,19 @@ async def answer_chat(state: ServerState, body: dict[str, Any]) -> GenerationRes
         chunk_kind="chat.completion.chunk",
         with_usage=request.streams_usage,
     )
-    answer = ChatAnswer(frame, tokenizer, with_logprobs=request.num_logprobs is not None)
+    answer = ChatAnswer(
+        frame, tokenizer, with_logprobs=request.num_logprobs is not None, may_call=reading.tools is not None
+    )
     return GenerationResponse(generation, answer, stream=bool(request.stream), keep_alive_s=state.settings.keep_alive_s)
 
 
 class ChatAnswer:
     """Writes chat completions and their chunks."""
 
-    def __init__(self, frame: AnswerFrame, tokenizer: Tokenizer, *, with_logprobs: bool) -> None:
+    def __init__(self, frame: AnswerFrame, tokenizer: Tokenizer, *, with_logprobs: bool, may_call: bool = False) -> None:
+        """With `may_call` an answer may have calls and no content at all."""
         self._frame = frame
+        self._may_call = may_call
         self._tokenizer = tokenizer
         self._with_logprobs = with_logprobs
         self._begun: set[int] = set()
@@ -71,9 +75,9 @@ class ChatAnswer:
         written: list[str] = []
         for delta in deltas:
             said = _said(delta)
-            if delta.index not in self._begun and (said or delta.finish_reason is not None):
+            if delta.index not in self._begun:
                 self._begun.add(delta.index)
-                content = "null" if delta.calls and not delta.text else '""'
+                content = "null" if self._may_call and not delta.text else '""'
                 written.append(self._chunk(delta.index, f'{{"role":"assistant","content":{content}}}'))
             scores = self._logprobs(delta)
             for piece in said:
