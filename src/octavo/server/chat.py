@@ -62,7 +62,9 @@ async def answer_chat(state: ServerState, body: dict[str, Any]) -> GenerationRes
 class ChatAnswer:
     """Writes chat completions and their chunks."""
 
-    def __init__(self, frame: AnswerFrame, tokenizer: Tokenizer, *, with_logprobs: bool, may_call: bool = False) -> None:
+    def __init__(
+        self, frame: AnswerFrame, tokenizer: Tokenizer, *, with_logprobs: bool, may_call: bool = False
+    ) -> None:
         """With `may_call` an answer may have calls and no content at all."""
         self._frame = frame
         self._may_call = may_call
