@@ -35,6 +35,11 @@ class AnswerReading:
         """Whether an answer can be anything but content."""
         return self.tools is not None or self.thinking is not None
 
+    @property
+    def _holds_calls(self) -> bool:
+        """Whether calls are held to a grammar."""
+        return self.request.must_call or any(tool.function.strict for tool in self.request.callable_tools)
+
     def conversation(self, messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
         """The messages, and the tools for the template unless the messages tell of them now."""
         if self.tools is None:
@@ -68,8 +73,7 @@ class AnswerReading:
         shown = sorted({piece for piece in pieces if isinstance(piece, int)})
         changed = replace(params, stop=(), shown_token_ids=shown)
         request = self.request
-        strict = any(tool.function.strict for tool in request.callable_tools)
-        if self.tools is None or not (request.must_call or strict):
+        if self.tools is None or not self._holds_calls:
             return changed
         before = BeforeCalls(text=not request.must_call, thinking=self.thinking, begun=thinks)
         offered = [
@@ -93,7 +97,8 @@ class AnswerReading:
         request, parser = self.request, None
         if self.tools is not None:
             schemas = {tool.function.name: tool.function.parameters or {} for tool in request.callable_tools}
-            parser = parser_of(self.tools.form, schemas)
+            form = replace(self.tools.form, lenient=False) if self._holds_calls else self.tools.form
+            parser = parser_of(form, schemas)
         reasoning = None if self.thinking is None else ReasoningParser(self.thinking, begun=thinks)
         stop = request.stop or ()
         return ChoiceReader(

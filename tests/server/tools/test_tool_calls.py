@@ -179,6 +179,14 @@ def test_calls_that_must_be_and_strict_ones_are_held_to_a_grammar(choice: Any) -
     assert "Tells the weather." in prompt_of(engine)  # all tools are told
 
 
+def test_a_call_without_its_markers_is_one_unless_a_grammar_would_have_written_them() -> None:
+    bare = '{"name": "get_time", "arguments": {}}'
+    assert told(whole(CHAT, TOOLS, engine_over(bare))["choices"][0]["message"]) == [("get_time", "{}")]
+    strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
+    message = whole(CHAT, {"messages": HI, "tools": [strict, TIME]}, engine_over(bare))["choices"][0]["message"]
+    assert message["content"] == bare and not told(message)
+
+
 def test_calls_that_may_be_are_held_to_nothing() -> None:
     engine = engine_over(CALL)
     whole(CHAT, {**TOOLS, "tool_choice": "auto"}, engine)

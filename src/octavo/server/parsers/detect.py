@@ -88,6 +88,8 @@ def _rendered(tokenizer: Tokenizer, messages: list[Any], *, prompt: bool) -> str
 
 
 def _reads(form: Form, answer: str) -> bool:
+    if not form.bare and form.begins[0] not in answer:
+        return False
     parser = parser_of(form, {_TOOL: {"properties": {_KEY: {"type": "string"}}}})
     events = [*parser.push(answer), *parser.finish()]
     names = [event.name for event in events if isinstance(event, CallStart)]

@@ -12,6 +12,7 @@ class Form:
     """Calls stand behind one of `begins`, as JSON objects or lists of such, up to `end` if there is one.
 
     `opening` and `closing` may stand around several of them. `bare`: the answer may begin with the JSON itself.
+    `lenient`: an answer that does so is read as calls, although it should have a marker, which small models forget.
     `labels`: words that may stand between a marker and the JSON, as behind the fence of a code block. `head`: what
     stands between a marker and `separator` where the name comes first and its arguments behind that. `pythonic`: calls
     may be written as Python writes them. `tagged`: each argument stands between tags of its own.
@@ -26,6 +27,7 @@ class Form:
     opening: str = ""
     closing: str = ""
     bare: bool = False
+    lenient: bool = False
     labels: tuple[str, ...] = ()
     head: str = ""
     separator: str = ""
@@ -48,7 +50,7 @@ class Form:
 
 
 _TABLE = (
-    Form("hermes", ("<tool_call>",), "</tool_call>", padded=True),
+    Form("hermes", ("<tool_call>",), "</tool_call>", lenient=True, padded=True),
     Form("qwen_xml", ("<tool_call>",), "</tool_call>", tagged=True, padded=True),
     Form("mistral", ("[TOOL_CALLS]",), head=_NAME + r"(\[CALL_ID\][a-zA-Z0-9_-]*)?", separator="[ARGS]", listed=True),
     Form("tool_calls", ("<tool_calls>",), "</tool_calls>", listed=True),

@@ -58,7 +58,7 @@ class CallParser:
     def _read(self) -> Reading[None]:
         cursor, markers = self._cursor, self._form.markers
         yield
-        if self._form.bare and (yield from cursor.space()) in ("{", "["):
+        if (self._form.bare or self._form.lenient) and (yield from cursor.space()) in ("{", "["):
             cursor.at, bracket = 0, cursor.at
             yield from self._attempt("", bracket)
         else:
