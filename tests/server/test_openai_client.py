@@ -205,8 +205,10 @@ def test_errors_are_the_clients_own_exceptions(server: Server, client: openai.Op
         client.chat.completions.create(messages=HI, model="gpt-none")
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as unsupported:
-        client.chat.completions.create(messages=HI, **GREEDY, response_format={"type": "json_object"})
-    assert unsupported.value.param == "response_format"
+        client.chat.completions.create(
+            messages=HI, **GREEDY, tools=[{"type": "function", "function": {"name": "f"}}]
+        )  # the tiny model's template knows none
+    assert unsupported.value.param == "tools" and unsupported.value.code == "unsupported_parameter"
     with pytest.raises(openai.BadRequestError) as long:
         client.completions.create(prompt="word " * 600, **GREEDY)
     assert long.value.code == "context_length_exceeded"
