@@ -15,6 +15,7 @@ class StopStrings:
     def __init__(self, stops: Sequence[str]) -> None:
         self._matchers = [_Matcher(stop) for stop in stops]
         self._held = ""
+        self.found: str | None = None  # the stop string that cut
 
     def feed(self, text: str) -> tuple[str, bool]:
         """Take more text; return what may be shown now, and whether a stop string is complete.
@@ -22,10 +23,11 @@ class StopStrings:
         Of several that are complete after this text the one with the earliest start cuts. Once one is, what may be
         shown ends before it and nothing may be fed any more.
         """
-        starts = [start for matcher in self._matchers if (start := matcher.feed(text)) is not None]
+        starts = [(start, m.stop) for m in self._matchers if (start := m.feed(text)) is not None]
         pending = self._held + text
         if starts:
-            cut = len(self._held) + min(starts)
+            start, self.found = min(starts, key=lambda each: each[0])
+            cut = len(self._held) + start
             self._held = ""
             return pending[:cut], True
         cut = len(pending) - max((matcher.matched for matcher in self._matchers), default=0)
@@ -42,13 +44,13 @@ class _Matcher:
     """One stop string. `matched` characters at the end of the text so far are its beginning."""
 
     def __init__(self, stop: str) -> None:
-        self._stop = stop
+        self.stop = stop
         self._borders = _borders(stop)
         self.matched = 0
 
     def feed(self, text: str) -> int | None:
         """Where the first match that ends in `text` starts, relative to its first character (may be negative)."""
-        stop, borders, matched = self._stop, self._borders, self.matched
+        stop, borders, matched = self.stop, self._borders, self.matched
         position = 0
         while position < len(text):
             if matched == 0:  # skip what cannot begin a match at the speed of a substring search

@@ -6,7 +6,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from octavo.errors import OctavoError
+from octavo.server.errors import http_error
 from octavo.server.generation import CallUsage, Generation
+
+_DONE = b"data: [DONE]\n\n"
 
 
 class AnswerFrame:
@@ -41,11 +45,15 @@ class AnswerFrame:
         """An event with one choice, whose JSON is given."""
         return f'{self._head}"choices":[{choice}]{self._tail}'
 
-    def usage_chunk(self, usage: CallUsage) -> bytes:
-        """The event that ends a stream which was asked to tell its usage; nothing if it was not."""
+    def ending(self, usage: CallUsage) -> bytes:
+        """What ends a stream: its usage, if it was asked to tell it, and the mark of the end."""
         if not self._with_usage:
-            return b""
-        return f'{self._head}"choices":[],"usage":{_compact(usage.as_json())}}}\n\n'.encode("ascii")
+            return _DONE
+        return f'{self._head}"choices":[],"usage":{_compact(usage.as_json())}}}\n\n'.encode("ascii") + _DONE
+
+    def failure(self, error: OctavoError) -> bytes:
+        """The event that ends a stream which failed."""
+        return b"data: " + json.dumps(http_error(error).body).encode("ascii") + b"\n\n"
 
     def whole(self, choices: Sequence[dict[str, Any]], usage: CallUsage) -> bytes:
         """A whole answer."""

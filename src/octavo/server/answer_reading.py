@@ -29,11 +29,12 @@ class AnswerReading:
     tokenizer: Tokenizer
     tools: ToolForm | None
     thinking: Thinking | None
+    reads_stops: bool = False
 
     @property
     def parts_answers(self) -> bool:
-        """Whether an answer can be anything but content."""
-        return self.tools is not None or self.thinking is not None
+        """Whether an answer is read: it can be more than content, or is to tell what stopped it."""
+        return self.tools is not None or self.thinking is not None or self.reads_stops
 
     @property
     def _holds_calls(self) -> bool:
@@ -110,7 +111,7 @@ class AnswerReading:
 
 
 async def answer_reading(
-    forms: AnswerForms, request: ChatRequest, tokenizer: Tokenizer, *, has_form: bool
+    forms: AnswerForms, request: ChatRequest, tokenizer: Tokenizer, *, has_form: bool, reads_stops: bool = False
 ) -> AnswerReading:
     """`has_form`: the request says itself what the answer has to match, so it is content to the letter.
 
@@ -119,4 +120,4 @@ async def answer_reading(
     if request.offered_tools and has_form:
         raise invalid("tools are given with a form for the answer, which no call would have; leave one out", "tools")
     tools = await forms.tools(tokenizer) if request.offered_tools else None
-    return AnswerReading(request, tokenizer, tools, None if has_form else forms.thinking(tokenizer))
+    return AnswerReading(request, tokenizer, tools, None if has_form else forms.thinking(tokenizer), reads_stops)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import partial
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
+from octavo.errors import OctavoError
 from octavo.server.answer_frame import AnswerFrame
-from octavo.server.answer_reading import answer_reading
+from octavo.server.chat_generation import prepared_chat
 from octavo.server.choice_reader import CallPiece
 from octavo.server.fingerprint import system_fingerprint
-from octavo.server.generation import CallUsage, ChoiceDelta, Generation, Prompt
+from octavo.server.generation import CallUsage, ChoiceDelta
 from octavo.server.logprobs import chat_logprobs
-from octavo.server.prompts import chat_prompt, check_counts, check_prompts
 from octavo.server.protocol.chat import UNSUPPORTED_IN_CHAT, ChatRequest
-from octavo.server.protocol.messages import template_messages
 from octavo.server.protocol.parsing import parse
 from octavo.server.state import ServerState
 from octavo.server.streaming import GenerationResponse
@@ -26,35 +24,21 @@ from octavo.tokenizer import Tokenizer
 async def answer_chat(state: ServerState, body: dict[str, Any]) -> GenerationResponse:
     """The answer to the request that `body` is. Raises an `OctavoError` for one that cannot be served."""
     request = parse(ChatRequest, body, UNSUPPORTED_IN_CHAT)
-    request.check()
-    model = state.check_model(request.model)
-    info, tokenizer = state.ready_model()
-    check_counts(state.settings, 1, request.num_choices)
-    params = request.sampling_params(info.vocab_size, request.token_limit, request.num_logprobs)
-    reading = await answer_reading(state.forms, request, tokenizer, has_form=params.grammar is not None)
-    messages, tools = reading.conversation(template_messages(request.messages, tokenizer.chat_template))
-    token_ids = await chat_prompt(tokenizer, messages, request.template_variables, tools)
-    check_prompts([token_ids], info, "messages")
-    thinks = reading.thinks_already(token_ids)
-    generation = Generation(
-        state,
-        [Prompt(token_ids)],
-        reading.sampling_params(params, thinks=thinks),
-        kind="chatcmpl",
-        priority=request.priority or 0,
-        cache_salt=request.cache_salt or "",
-        new_reader=partial(reading.reader, thinks=thinks) if reading.parts_answers else None,
-    )
+    chat = await prepared_chat(state, request)
+    generation = chat.generation(state, "chatcmpl")
     frame = AnswerFrame(
         generation,
-        model,
-        system_fingerprint(info),
+        chat.model,
+        system_fingerprint(chat.info),
         whole_kind="chat.completion",
         chunk_kind="chat.completion.chunk",
         with_usage=request.streams_usage,
     )
     answer = ChatAnswer(
-        frame, tokenizer, with_logprobs=request.num_logprobs is not None, may_call=reading.tools is not None
+        frame,
+        chat.tokenizer,
+        with_logprobs=request.num_logprobs is not None,
+        may_call=chat.reading.tools is not None,
     )
     return GenerationResponse(generation, answer, stream=bool(request.stream), keep_alive_s=state.settings.keep_alive_s)
 
@@ -95,8 +79,11 @@ class ChatAnswer:
     def _logprobs(self, delta: ChoiceDelta) -> str:
         return json.dumps(chat_logprobs(self._tokenizer, delta.scored)) if self._with_logprobs else "null"
 
-    def usage_chunk(self, usage: CallUsage) -> bytes:
-        return self._frame.usage_chunk(usage)
+    def ending(self, usage: CallUsage) -> bytes:
+        return self._frame.ending(usage)
+
+    def failure(self, error: OctavoError) -> bytes:
+        return self._frame.failure(error)
 
     def whole(self, choices: Sequence[ChoiceDelta], usage: CallUsage) -> bytes:
         told = [

@@ -36,6 +36,7 @@ class ReadPiece:
     text: str = ""
     calls: list[CallPiece] = field(default_factory=list)
     finish_reason: AnswerReason | None = None
+    stop_string: str | None = None  # that ended it
 
 
 class ChoiceReader:
@@ -61,6 +62,7 @@ class ChoiceReader:
         for event in events:
             if self._take(event, piece):
                 piece.finish_reason = "tool_calls" if self._num_calls else "stop"
+                piece.stop_string = self._stops.found
                 return piece
         if reason is not None:
             piece.text += self._stops.flush()

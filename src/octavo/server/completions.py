@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
+from octavo.errors import OctavoError
 from octavo.server.answer_frame import AnswerFrame
 from octavo.server.fingerprint import system_fingerprint
 from octavo.server.generation import CallUsage, ChoiceDelta, Generation, Prompt
@@ -89,8 +90,11 @@ class CompletionAnswer:
             scores = self._scores[delta.index] = CompletionLogprobs(self._tokenizer, echoed, prompt.echo or "")
         return scores.entries(delta.scored)
 
-    def usage_chunk(self, usage: CallUsage) -> bytes:
-        return self._frame.usage_chunk(usage)
+    def ending(self, usage: CallUsage) -> bytes:
+        return self._frame.ending(usage)
+
+    def failure(self, error: OctavoError) -> bytes:
+        return self._frame.failure(error)
 
     def whole(self, choices: Sequence[ChoiceDelta], usage: CallUsage) -> bytes:
         told = [

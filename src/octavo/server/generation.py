@@ -38,6 +38,7 @@ class ChoiceDelta:
     finish_reason: AnswerReason | None = None
     reasoning: str = ""
     calls: list[CallPiece] = field(default_factory=list)
+    stop_string: str | None = None  # that ended it, where a reader looks for them
 
     def add(self, later: ChoiceDelta) -> None:
         """Append the next delta of the same choice."""
@@ -46,6 +47,7 @@ class ChoiceDelta:
         self.reasoning += later.reasoning
         self.calls += later.calls
         self.finish_reason = later.finish_reason
+        self.stop_string = later.stop_string
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +186,7 @@ class Generation:
         if not self._readers:
             return ChoiceDelta(index, text, [], reason)
         read = self._readers[index].read(text, reason)
-        return ChoiceDelta(index, read.text, [], read.finish_reason, read.reasoning, read.calls)
+        return ChoiceDelta(index, read.text, [], read.finish_reason, read.reasoning, read.calls, read.stop_string)
 
 
 class _Echoes:
@@ -248,4 +250,5 @@ def joined(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
         deltas[-1].finish_reason,
         "".join([delta.reasoning for delta in deltas]),
         [each for delta in deltas for each in delta.calls],
+        deltas[-1].stop_string,
     )

@@ -6,7 +6,6 @@ It knows when to speak, to wait and to give up; what the bytes say is the format
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
@@ -16,12 +15,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.errors import OctavoError
-from octavo.server.errors import http_error
 from octavo.server.generation import CallUsage, ChoiceDelta, Generation, joined
 
 STALL_S = 30.0  # that a client may leave what was sent to it unread
 _KEEP_ALIVE = b": keep-alive\n\n"
-_DONE = b"data: [DONE]\n\n"
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 _log = logging.getLogger(__name__)
@@ -34,8 +31,12 @@ class AnswerFormat(Protocol):
         """Server-sent events for `deltas`; may be none."""
         ...
 
-    def usage_chunk(self, usage: CallUsage) -> bytes:
-        """The event that ends a stream which was asked to tell its usage; nothing if it was not."""
+    def ending(self, usage: CallUsage) -> bytes:
+        """The last events of a stream that went well."""
+        ...
+
+    def failure(self, error: OctavoError) -> bytes:
+        """The last events of a stream that has begun and that `error` ends."""
         ...
 
     def whole(self, choices: Sequence[ChoiceDelta], usage: CallUsage) -> bytes:
@@ -98,9 +99,9 @@ class GenerationResponse(Response):
         except OctavoError as error:
             if not events.started:
                 raise
-            await events.send(_error_event(error), last=True)
+            await events.send(self._answer.failure(error), last=True)
             return
-        await events.send(self._answer.usage_chunk(self._generation.usage) + _DONE, last=True)
+        await events.send(self._answer.ending(self._generation.usage), last=True)
 
 
 class _EventStream:
@@ -182,7 +183,3 @@ async def _until_gone(receive: Receive) -> None:
     """The body has been read, so all that can still come is that the client leaves."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _error_event(error: OctavoError) -> bytes:
-    return b"data: " + json.dumps(http_error(error).body).encode("ascii") + b"\n\n"
