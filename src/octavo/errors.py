@@ -2,6 +2,7 @@
 
     OctavoError
     ├── InvalidRequest   the caller asked for something that cannot be   (HTTP 400, exit 2)
+    │   └── InvalidGrammar  a form that no answer can be held to         (HTTP 400, exit 2)
     ├── CapacityError    cannot be served now, or ever, for lack of room (HTTP 400/503, exit 2)
     │   ├── QueueFull    too many wait already                           (HTTP 429)
     │   └── NotReady     the engine loads, drains or has failed          (HTTP 503)
@@ -24,6 +25,10 @@ class InvalidRequest(OctavoError):
     """The request itself is at fault; repeating it unchanged cannot succeed."""
 
     exit_status = 2
+
+
+class InvalidGrammar(InvalidRequest):
+    """The schema, regex, list of choices or grammar that the answer was to be held to cannot be used."""
 
 
 class CapacityError(OctavoError):

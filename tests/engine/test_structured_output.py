@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from octavo.engine.grammar_queue import GrammarQueue
-from octavo.errors import InvalidRequest
+from octavo.errors import InvalidGrammar, InvalidRequest
 from octavo.grammar.check_process import check
 from octavo.grammar.compiler import GrammarCompiler
 from octavo.grammar_spec import GrammarSpec
@@ -180,6 +180,31 @@ def test_a_request_waits_for_its_grammar_while_others_run_and_may_be_aborted(loa
     driver.assert_idle()
 
 
+def test_a_grammar_whose_requests_have_all_left_before_its_turn_holds_up_nobody(load):
+    loaded = load()
+    ready, checked = threading.Event(), []
+
+    def slow(spec: GrammarSpec) -> str:
+        checked.append(spec.text)
+        assert ready.wait(30)
+        return check(spec)
+
+    driver = engine(loaded, checker=slow, max_num_seqs=4)
+    for name in ("a", "b", "c", "d", "e"):  # more than there are workers
+        driver.add(name, prompt_of(5), held_to(GrammarSpec.regex(name)))
+    driver.add("e too", prompt_of(5), held_to(GrammarSpec.regex("e")))
+    for name in ("c", "d", "e"):
+        driver.core.abort(name)
+    driver.add("d again", prompt_of(5), held_to(GrammarSpec.regex("d")))
+    ready.set()
+    outcomes = driver.run()
+    assert sorted(checked) == ["a", "b", "d", "e"]
+    assert {name: outcome.text for name, outcome in outcomes.items() if outcome.finish_reason} == {
+        "a": "a", "b": "b", "d again": "d", "e too": "e",
+    }  # fmt: skip
+    driver.assert_idle()
+
+
 def test_a_request_that_waits_for_its_grammar_too_long_times_out(load):
     stuck = threading.Event()
 
@@ -213,7 +238,7 @@ def test_a_bad_grammar_ends_its_own_request_with_the_reason_and_is_refused_at_on
         "the regex is not a regular expression that can be used at character 2: unclosed group"
     )
     assert driver.outcomes["good"].finish_reason == "stop"
-    with pytest.raises(InvalidRequest, match="unclosed group"):
+    with pytest.raises(InvalidGrammar, match="unclosed group"):
         driver.add("again", prompt_of(5), held_to(GrammarSpec.regex("a(b")))
     driver.assert_idle()
 

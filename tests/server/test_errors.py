@@ -14,6 +14,7 @@ from octavo.engine.events import Fault
 from octavo.errors import (
     CapacityError,
     EngineFault,
+    InvalidGrammar,
     InvalidRequest,
     LoadError,
     NotReady,
@@ -38,6 +39,7 @@ def raising_app(error: Exception, **settings: Any) -> Any:
     ("error", "status", "code"),
     [
         (InvalidRequest("bad n"), 400, None),
+        (InvalidGrammar("unclosed group"), 400, "invalid_grammar"),
         (CapacityError("900 tokens; 512 fit"), 400, "context_length_exceeded"),
         (QueueFull("64 wait", retry_after_s=7), 429, "queue_full"),
         (NotReady("loading"), 503, "not_ready"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from octavo.engine.events import Fault
 from octavo.engine.fault_text import cause_of
-from octavo.errors import InvalidRequest
+from octavo.errors import InvalidGrammar, InvalidRequest
 from octavo.grammar.compiler import CompiledGrammar, GrammarCompiler
 from octavo.grammar.matcher import GrammarMatcher
 from octavo.request import Request
@@ -46,8 +46,8 @@ class GrammarQueue:
     def add(self, request: Request, go_on: Callable[[GrammarMatcher], None]) -> None:
         """Call `go_on` with the request's matcher: at once if its grammar is known, else from `settle`.
 
-        Raises `InvalidRequest` if the grammar is known to be unsound or the id is in use, and what `go_on` does; then
-        nothing waits.
+        Raises `InvalidGrammar` if the grammar is known to be unsound, `InvalidRequest` if the id is in use, and what
+        `go_on` does; then nothing waits.
         """
         assert request.params.grammar is not None, "the request has no grammar"
         if request.request_id in self._held:
@@ -55,15 +55,22 @@ class GrammarQueue:
         future = self._compiler.compile(request.params.grammar)
         error = future.exception() if future.done() else None
         if isinstance(error, InvalidRequest):
-            raise error
+            raise InvalidGrammar(str(error))
         if future.done() and error is None:
             go_on(future.result().matcher())
         else:
             self._held[request.request_id] = _Held(future, go_on, request.priority)
 
     def remove(self, request_id: str) -> bool:
-        """Forget a request; False if it does not wait here. Others may want its grammar, so that is still compiled."""
-        return self._held.pop(request_id, None) is not None
+        """Forget a request; False if it does not wait here. If nobody else waits for its grammar, and no worker has
+        begun with it, it is not compiled: those who leave at once would have all others stand behind what they left.
+        """
+        held = self._held.pop(request_id, None)
+        if held is None:
+            return False
+        if all(other.future is not held.future for other in self._held.values()):
+            held.future.cancel()
+        return True
 
     def settle(self, *, idle: bool) -> list[tuple[str, str, Fault]]:
         """Send on all whose grammar is ready. Returns those that cannot go on, and why: `remove` them.

@@ -58,9 +58,12 @@ class GrammarCompiler:
         self._prepared()
 
     def compile(self, spec: GrammarSpec) -> Future[CompiledGrammar]:
-        """The grammar, perhaps in a while. The future raises `InvalidRequest` for one that cannot be used."""
+        """The grammar, perhaps in a while. The future raises `InvalidRequest` for one that cannot be used.
+
+        It may be cancelled by whoever knows that nobody waits for it; who asks again gets another.
+        """
         found = self._cached.get(spec)
-        if found is not None and not (found.done() and _failed_by_itself(found)):
+        if found is not None and not found.cancelled() and not (found.done() and _failed_by_itself(found)):
             self._cached.move_to_end(spec)
             return found
         if self._executor is None:

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.responses import JSONResponse
 
 from octavo.engine.events import Fault
-from octavo.errors import CapacityError, InvalidRequest, NotReady, OctavoError, QueueFull
+from octavo.errors import CapacityError, InvalidGrammar, InvalidRequest, NotReady, OctavoError, QueueFull
 
 RETRY_AFTER_S = 5  # for what passes by itself, but not at once: loading, draining, a long queue
 # The official client repeats every 5xx by itself unless told not to.
@@ -68,6 +68,8 @@ def http_error(error: OctavoError) -> HttpError:
     message = str(error)
     if isinstance(error, HttpError):
         return error
+    if isinstance(error, InvalidGrammar):
+        return fault_error("invalid_grammar", message)
     if isinstance(error, InvalidRequest):
         return HttpError(400, message)
     if isinstance(error, QueueFull):
