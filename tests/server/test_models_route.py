@@ -45,6 +45,10 @@ def test_a_request_may_leave_the_model_out_but_not_get_it_wrong() -> None:
         assert raised.value.status == 404
 
 
+def test_a_name_that_is_given_twice_is_listed_once() -> None:
+    assert ServerState(FakeEngine(), ServerSettings(model_names=("a", "b", "a"))).model_names() == ("a", "b")
+
+
 def test_an_empty_served_name_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="served-model-name"):
         ServerSettings(model_names=("a", " "))

@@ -43,7 +43,8 @@ class ServerState:
 
     def model_names(self) -> tuple[str, ...]:
         """What clients may call the model; the first is the one that answers carry. Raises `NotReady`."""
-        return self.settings.model_names or (self.ready_model()[0].name,)
+        names = self.settings.model_names or (self.ready_model()[0].name,)
+        return tuple(dict.fromkeys(names))  # each once
 
     def check_model(self, name: str | None) -> str:
         """The name that an answer carries for a request that asked for `name`; None asks for any.
