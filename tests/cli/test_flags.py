@@ -16,6 +16,7 @@ COMMANDS = {
     "generate",
     "chat",
     "serve",
+    "batch",
     "inspect",
     "pull",
     "list",
