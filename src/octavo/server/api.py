@@ -20,7 +20,7 @@ from octavo.server.tokenize import answer_detokenize, answer_tokenize
 
 router = APIRouter()
 
-_STREAMED: dict[int | str, dict[str, Any]] = {
+STREAMED: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The answer; with stream: true, its chunks as server-sent events.",
         "content": {"text/event-stream": {}},
@@ -28,7 +28,7 @@ _STREAMED: dict[int | str, dict[str, Any]] = {
 }
 
 
-def _takes(*models: type[RequestModel]) -> dict[str, Any]:
+def takes(*models: type[RequestModel]) -> dict[str, Any]:
     """A body that is one of `models`, for `openapi_extra`."""
     schemas = [_schema(model) for model in models]
     body = {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}
@@ -55,8 +55,8 @@ def _resolved(schema: Any, definitions: dict[str, Any]) -> Any:
 @router.post(
     "/v1/chat/completions",
     response_model=ChatCompletion,
-    responses=_STREAMED,
-    openapi_extra=_takes(ChatRequest),
+    responses=STREAMED,
+    openapi_extra=takes(ChatRequest),
 )
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation through the model's chat template."""
@@ -66,21 +66,21 @@ async def chat_completions(request: Request) -> Response:
 @router.post(
     "/v1/completions",
     response_model=Completion,
-    responses=_STREAMED,
-    openapi_extra=_takes(CompletionRequest),
+    responses=STREAMED,
+    openapi_extra=takes(CompletionRequest),
 )
 async def completions(request: Request) -> Response:
     """Continue each prompt, or score it."""
     return await answer_completion(state_of(request), read_object(await request.body()))
 
 
-@router.post("/tokenize", openapi_extra=_takes(TokenizeText, TokenizeChat))
+@router.post("/tokenize", openapi_extra=takes(TokenizeText, TokenizeChat))
 async def tokenize(request: Request) -> Tokenized:
     """Token ids of a text or a conversation."""
     return await answer_tokenize(state_of(request), read_object(await request.body()))
 
 
-@router.post("/detokenize", openapi_extra=_takes(DetokenizeRequest))
+@router.post("/detokenize", openapi_extra=takes(DetokenizeRequest))
 async def detokenize(request: Request) -> Detokenized:
     """Text of token ids."""
     return await answer_detokenize(state_of(request), read_object(await request.body()))

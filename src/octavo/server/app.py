@@ -24,6 +24,7 @@ from octavo.server.openapi import ERROR_RESPONSES, Described
 from octavo.server.paths import RootPath, route_path
 from octavo.server.request_body import RequestBody
 from octavo.server.request_ids import RequestIds
+from octavo.server.responses import routes as responses_routes
 from octavo.server.settings import ServerSettings
 from octavo.server.state import ServerState
 
@@ -51,7 +52,7 @@ def create_app(engine: ServingEngine, settings: ServerSettings) -> FastAPI:
         },
     )
     app.state.octavo = state
-    for router in (api.router, models_route.router, cache_routes.router, health.router):
+    for router in (api.router, responses_routes.router, models_route.router, cache_routes.router, health.router):
         app.include_router(router)
     return app
 

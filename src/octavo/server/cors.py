@@ -17,7 +17,7 @@ class Cors(CORSMiddleware):
         super().__init__(
             app,
             allow_origins=origins,
-            allow_methods=("GET", "POST", "HEAD"),
+            allow_methods=("GET", "POST", "HEAD", "DELETE"),
             allow_headers=("*",),
             expose_headers=("x-request-id", "retry-after"),
         )

@@ -16,6 +16,7 @@ from octavo.request import Request
 from octavo.server.answer_forms import AnswerForms
 from octavo.server.errors import model_not_found
 from octavo.server.metrics import ServerMetrics
+from octavo.server.responses.store import ResponseStore
 from octavo.server.settings import ServerSettings
 from octavo.tokenizer import Tokenizer
 
@@ -28,6 +29,7 @@ class ServerState:
     settings: ServerSettings
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
     forms: AnswerForms = field(init=False)
+    responses: ResponseStore = field(default_factory=ResponseStore)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "forms", AnswerForms(self.settings))
