@@ -24,7 +24,7 @@ FATES: dict[Fate, int] = {  # weights
     "send half": 3,
     "ask too much": 4,
 }
-DEADLINE_S = 120.0  # of one request, from its first try to its end; nothing may take so long
+DEADLINE_S = 120.0  # to be let in, and again for the answer; nothing may take so long
 RETRY_S = 0.25
 _RESET = struct.pack("ii", 1, 0)  # linger: closing sends a reset, not an end
 
@@ -45,6 +45,7 @@ class Tally:
     streamed: int = 0
     sampled: int = 0
     queue_full: int = 0
+    most_refusals: int = 0  # of one request, before it was let in
 
     @property
     def survivors(self) -> int:
@@ -53,7 +54,7 @@ class Tally:
 
 
 class Clients:
-    """All of one server's. Every method ends within `DEADLINE_S`, or raises `TimeoutError`."""
+    """All of one server's. Whatever is not over, or not let in, after `DEADLINE_S` raises `Wrong` or `TimeoutError`."""
 
     def __init__(self, url: str, http: httpx.AsyncClient, tally: Tally) -> None:
         self._address = urlsplit(url)
@@ -66,40 +67,56 @@ class Clients:
         stream = fate in ("read slowly", "hang up") or draw.random() < 0.5
         priority, salt = draw.choice((-2, -1, 0, 0, 0, 1, 2)), draw.choice((None, None, None, "one"))
         body = body_of(question, stream=stream) | {"priority": priority, "cache_salt": salt}
-        async with asyncio.timeout(DEADLINE_S):
-            if fate in ("read", "read slowly"):
-                await self.read(question, body, slowly=fate == "read slowly")
-                self._tally.streamed += stream
-                self._tally.sampled += "seed" in body
-            elif fate == "hang up":
-                await self._hang_up(question.path, body, draw.randint(0, 30))
-            elif fate == "ask too much":
-                await self._ask_too_much(question.path, body, draw)
-            else:
-                await self._vanish(question.path, body, draw, whole=fate == "vanish")
+        if fate in ("read", "read slowly"):
+            await self.read(question, body, slowly=fate == "read slowly")
+            self._tally.streamed += stream
+            self._tally.sampled += "seed" in body
+        else:
+            async with asyncio.timeout(DEADLINE_S):
+                await self._leave(fate, question, body, draw)
         self._tally.fates[fate] += 1
+
+    async def _leave(self, fate: Fate, question: Question, body: dict[str, Any], draw: random.Random) -> None:
+        """Ask for what no answer is read to its end of."""
+        if fate == "hang up":
+            await self._hang_up(question.path, body, draw.randint(0, 30))
+        elif fate == "ask too much":
+            await self._ask_too_much(question.path, body, draw)
+        else:
+            await self._vanish(question.path, body, draw, whole=fate == "vanish")
 
     async def read(self, question: Question, body: dict[str, Any], *, slowly: bool = False) -> None:
         """Read the whole answer, and compare it. Waits and asks again while the queue is full."""
-        while True:
-            async with self._http.stream("POST", question.path, json=body) as response:
-                if response.status_code == 200:
-                    if body["stream"]:
-                        told = await _read_stream(response, 0.005 if slowly else 0.0)
-                    else:
-                        told = Told().take(json.loads(await response.aread()), whole=True)
-                    return check(question, told)
+        for refusals in range(int(DEADLINE_S / RETRY_S)):
+            try:
+                async with asyncio.timeout(DEADLINE_S):
+                    told = await self._try(question, body, slowly=slowly)
+            except TimeoutError as error:
+                raise Wrong(f"stuck for {DEADLINE_S:g} s: {body}") from error
+            self._tally.most_refusals = max(self._tally.most_refusals, refusals)
+            if told is not None:
+                return check(question, told)
+            await asyncio.sleep(RETRY_S)
+        raise Wrong(f"never let in for {DEADLINE_S:g} s: {body}")
+
+    async def _try(self, question: Question, body: dict[str, Any], *, slowly: bool) -> Told | None:
+        """None if the queue is full."""
+        async with self._http.stream("POST", question.path, json=body) as response:
+            if response.status_code != 200:
                 await self._refused(response)
+                return None
+            if body["stream"]:
+                return await _read_stream(response, 0.005 if slowly else 0.0)
+            return Told().take(json.loads(await response.aread()), whole=True)
 
     async def _refused(self, response: httpx.Response) -> None:
-        """Returns when it is time to try again."""
+        """Count a full queue. Raises `Unavailable`, or `Wrong` for any other answer."""
         said = json.loads(await response.aread())["error"]
         if response.status_code == 503:
             raise Unavailable(said["message"])
         if response.status_code != 429 or "retry-after" not in response.headers:
             raise Wrong(f"answered {response.status_code}: {said}")
         self._tally.queue_full += 1
-        await asyncio.sleep(RETRY_S)
 
     async def _hang_up(self, path: str, body: dict[str, Any], lines: int) -> None:
         """Close a stream after so many lines; some end before."""
