@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.errors import CapacityError, EngineFault, InvalidRequest, LoadError, OctavoError
 from octavo.grammar_spec import GrammarSpec
-from octavo.outputs import Completion, RequestOutput
+from octavo.outputs import Completion, EmbeddingOutput, RequestOutput
 from octavo.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ __all__ = [
     "LLM",
     "CapacityError",
     "Completion",
+    "EmbeddingOutput",
     "EngineFault",
     "GrammarSpec",
     "InvalidRequest",

@@ -17,8 +17,18 @@ from octavo.engine.events import RequestTimes, StepEvent
 from octavo.engine.hand_off import NO_HAND_OFF, HandOff
 from octavo.engine.loaded_model import Progress, load_model, plan_model
 from octavo.errors import EngineFault, InvalidRequest, shown
-from octavo.outputs import Completion, FinishReason, RequestOutput, TextDelta, Timings, TokenLogprobs, Usage
-from octavo.request import Request
+from octavo.outputs import (
+    Completion,
+    EmbeddingOutput,
+    FinishReason,
+    RequestOutput,
+    TextDelta,
+    Timings,
+    TokenLogprobs,
+    Usage,
+    shortened,
+)
+from octavo.request import POOLINGS, Pooling, Request
 from octavo.sampling_params import SamplingParams
 from octavo.storage.snapshot import KVSnapshot
 from octavo.store import SilentProgress, resolve_model
@@ -146,6 +156,37 @@ class LLM:
         conversations = _conversations(messages)
         encoded = [tuple(self.tokenizer.encode_chat(each, **template_kwargs)) for each in conversations]
         return self._run(encoded, _per_prompt(params, len(encoded)))
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: Pooling = "mean",
+        dimensions: int | None = None,
+    ) -> list[EmbeddingOutput]:
+        """A vector of each prompt, of length 1, from its tokens' hidden states after the last norm: their mean, or that
+        of the last token.
+
+        A text is encoded as for `generate`, with the model's own first token if it has one and no end. With
+        `dimensions` only so many of the first values are given, scaled to length 1. Raises what `generate` does.
+        """
+        if pooling not in POOLINGS:
+            raise InvalidRequest(f"pooling is {shown(pooling)}; give one of {', '.join(POOLINGS)}")
+        hidden_size = self.loaded.plan.config.hidden_size
+        if dimensions is not None and not 1 <= dimensions <= hidden_size:
+            raise InvalidRequest(f"dimensions is {shown(dimensions)}; this model's embeddings have 1 to {hidden_size}")
+        params = SamplingParams(max_tokens=1)
+        requests = [
+            Request(f"{next(self._ids)}-0", self.encode(prompt), params, seed=0, pooling=pooling)
+            for prompt in _as_list(prompts)
+        ]
+        found: dict[str, tuple[float, ...]] = {}
+        with closing(self._client.run(requests)) as events:
+            for event in events:
+                _Choice(0).take(event)
+                if event.embedding is not None:
+                    found[event.delta.request_id] = shortened(event.embedding, dimensions)
+        return [EmbeddingOutput(each.prompt_token_ids, found[each.request_id]) for each in requests]
 
     def stream(
         self,

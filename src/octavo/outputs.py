@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
+
+from octavo.errors import InvalidRequest
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -60,6 +64,32 @@ class Completion:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     logprobs: tuple[TokenLogprobs, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """The vector of a prompt: float32 values of length 1, or as many of the first as were asked for, scaled to it."""
+
+    prompt_token_ids: tuple[int, ...]
+    embedding: tuple[float, ...]
+
+
+def shortened(embedding: tuple[float, ...], dimensions: int | None) -> tuple[float, ...]:
+    """The first `dimensions` values scaled to length 1; all if it is None. Raises `InvalidRequest` for more than
+    there are.
+    """
+    if dimensions is None or dimensions == len(embedding):
+        return embedding
+    if not 1 <= dimensions <= len(embedding):
+        raise InvalidRequest(f"dimensions is {dimensions}; this model's embeddings have 1 to {len(embedding)}")
+    head = embedding[:dimensions]
+    length = math.sqrt(math.fsum(value * value for value in head)) or 1.0
+    return tuple(_float32(value / length) for value in head)
+
+
+def _float32(value: float) -> float:
+    rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    return rounded
 
 
 @dataclass(frozen=True, slots=True)

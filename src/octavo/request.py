@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from octavo.outputs import FinishReason
 from octavo.sampling_params import SamplingParams
+
+Pooling = Literal["mean", "last"]
+POOLINGS: tuple[Pooling, ...] = ("mean", "last")
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +19,7 @@ class Request:
     `seed` is always set by the time a request exists; `choice` distinguishes the `n` choices of one prompt.
     A lower `priority` is served earlier, as users of nice(1) expect. Requests share cached prefixes only with those of
     the same `cache_salt`. `queue_timeout_s` and `timeout_s` are seconds that it may wait for its first step, and that
-    it may take in all; None for no limit.
+    it may take in all; None for no limit. One with `pooling` generates nothing: it wants one vector of its prompt.
     """
 
     request_id: str
@@ -27,11 +31,21 @@ class Request:
     cache_salt: str = ""
     queue_timeout_s: float | None = None
     timeout_s: float | None = None
+    pooling: Pooling | None = None
 
     @property
     def scores_prompt(self) -> bool:
         """Whether the log-probabilities of the prompt are wanted: of several choices, the first tells them."""
         return self.params.prompt_logprobs is not None and self.choice == 0
+
+    @property
+    def reads_whole_prompt(self) -> bool:
+        """Whether every token of the prompt has to be computed, so that none may come from the prefix cache."""
+        return self.scores_prompt or self.pooling == "mean"
+
+    @property
+    def generates_nothing(self) -> bool:
+        return self.params.max_tokens == 0 or self.pooling is not None
 
 
 @dataclass(slots=True)

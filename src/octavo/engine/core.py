@@ -24,7 +24,7 @@ from octavo.engine.grammar_queue import GrammarQueue
 from octavo.engine.hand_off import NO_HAND_OFF, HandOff, model_identity
 from octavo.engine.ledger import Ledger
 from octavo.engine.length_check import most_tokens
-from octavo.engine.live_request import LiveRequest, detokenizer_of, scores_of
+from octavo.engine.live_request import LiveRequest, detokenizer_of, pooled_of, scores_of
 from octavo.engine.loaded_model import LoadedModel
 from octavo.engine.model_runner import ModelRunner, sampled_rows
 from octavo.engine.output_processor import OutputProcessor
@@ -172,10 +172,10 @@ class EngineCore:
         limit = self.check(request)
         start = hand_off.start
         if start is not None:
-            if request.scores_prompt:
+            if request.reads_whole_prompt:
+                asked = "mean pooling" if request.pooling else f"prompt_logprobs is {request.params.prompt_logprobs}"
                 raise InvalidRequest(
-                    f"prompt_logprobs is {request.params.prompt_logprobs} and the prompt's K/V comes with a snapshot, "
-                    "so no logits tell them; leave out one of the two"
+                    f"{asked} and the prompt's K/V comes with a snapshot, so it is not computed; leave out one"
                 )
             start.check_model(self.identity)
             self.runner.cache.check(start)
@@ -195,7 +195,7 @@ class EngineCore:
             index=request.choice,
             request_id=request.request_id,
         )
-        live = LiveRequest(state, output, start, hand_off.export, scores=scores_of(request))
+        live = LiveRequest(state, output, start, hand_off.export, scores=scores_of(request), pooled=pooled_of(request))
 
         def go_on(grammar: GrammarMatcher | None) -> None:
             live.grammar = grammar
@@ -347,7 +347,7 @@ class EngineCore:
         lives = [self._live[state.request.request_id] for state in sampled]
         pending = self._masks.begin([live.grammar for live in lives])
         hidden = self.runner.forward(step.batch)
-        self._score(step, hidden)
+        self._read(step, hidden)
         logits = self.runner.logits(sampled_rows(hidden, step.batch))
         rings = [self.runner.cache.ring_state(step.batch.rows[i].slot) for i in step.captures]
         if self._on_logits is not None:
@@ -356,13 +356,11 @@ class EngineCore:
         masks = None if pending is None else TokenMasks(pending.rows, self._masks.finish(pending))
         return _Ran(sampled, self._sampler.sample(logits, [live.sampler_row() for live in lives], masks), rings)
 
-    def _score(self, step: ScheduledStep, hidden: Tensor) -> None:
+    def _read(self, step: ScheduledStep, hidden: Tensor) -> None:
         end = 0
         for state, row in zip(step.states, step.batch.rows, strict=True):
             begin, end = end, end + row.num_tokens
-            scores = self._live[state.request.request_id].scores
-            if scores is not None:
-                scores.add(hidden[begin:end], row.start, self.runner, self._sampler)
+            self._live[state.request.request_id].read(hidden[begin:end], row.start, self.runner, self._sampler)
 
     def _hand_out(self, step: ScheduledStep, ran: _Ran) -> list[StepEvent]:
         result = ran.result
@@ -381,7 +379,7 @@ class EngineCore:
             error, fault = live.failure(error)
             if error is not None:
                 delta, found = live.output.abort("error"), None
-            elif state.request.params.max_tokens == 0:
+            elif state.request.generates_nothing:
                 delta, found = live.output.abort("length"), None
             else:
                 delta = live.output.push(token_id)
@@ -389,11 +387,12 @@ class EngineCore:
                     live.grammar.note(token_id)
             scored = live.scores.entries if live.scores is not None and error is None else None
             live.scores = None
+            embedding = live.pooled.vector if live.pooled is not None and error is None else None
             times = snapshot = None
             if delta.finish_reason is not None:
                 times = live.times(now)
                 if live.export and error is None and live.handle is not None:
                     snapshot = self._export(state, live.handle)
                 self._pop(request_id, delta.finish_reason)
-            events.append(StepEvent(delta, found, times, error, fault, num_cached, scored, snapshot))
+            events.append(StepEvent(delta, found, times, error, fault, num_cached, scored, snapshot, embedding))
         return events

@@ -32,6 +32,7 @@ class StepEvent:
     `num_cached_tokens` of the prompt were not computed, for their K/V was there; it comes with the first event.
     `prompt_logprobs` come with the first event of a request that asked for them: one entry per prompt token, None for
     the first. `snapshot` comes with the last event of a request whose `HandOff` asked for one, unless a fault ended it.
+    `embedding`, float32 values of length 1, comes with the only event of a request that has a `pooling`.
     """
 
     delta: TextDelta
@@ -42,3 +43,4 @@ class StepEvent:
     num_cached_tokens: int | None = None
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     snapshot: KVSnapshot | None = None
+    embedding: tuple[float, ...] | None = None

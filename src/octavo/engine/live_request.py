@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from octavo.cache.sequence import SequenceHandle
 from octavo.engine.events import Fault, RequestTimes
+from octavo.engine.model_runner import ModelRunner
 from octavo.engine.output_processor import OutputProcessor
+from octavo.engine.pooled_prompt import UNSOUND_VECTOR, PooledPrompt
 from octavo.engine.prompt_scores import UNSOUND_PROMPT, PromptScores
-from octavo.engine.sampler import SamplerRow
+from octavo.engine.sampler import Sampler, SamplerRow
 from octavo.grammar.matcher import GrammarMatcher
 from octavo.request import Request, RequestState
 from octavo.sampling_params import SamplingParams
@@ -26,6 +30,7 @@ class LiveRequest:
     start: KVSnapshot | None  # until it has been imported
     export: bool
     scores: PromptScores | None = None  # until they are told
+    pooled: PooledPrompt | None = None
     handle: SequenceHandle | None = None  # of the last step
     grammar: GrammarMatcher | None = None
     started: float | None = None
@@ -42,9 +47,18 @@ class LiveRequest:
             return sampling, "fault"
         if self.scores is not None and self.scores.failed:
             return UNSOUND_PROMPT, "fault"
+        if self.pooled is not None and self.pooled.vector is None:
+            return UNSOUND_VECTOR, "fault"
         if self.grammar is not None and self.grammar.error is not None:
             return self.grammar.error, "fault" if self.grammar.failure == "fault" else "invalid_grammar"
         return None, None
+
+    def read(self, hidden: Tensor, start: int, runner: ModelRunner, sampler: Sampler) -> None:
+        """Take the hidden states [T, H] of the tokens at positions `start` and on, for what is told of the prompt."""
+        if self.scores is not None:
+            self.scores.add(hidden, start, runner, sampler)
+        if self.pooled is not None:
+            self.pooled.add(hidden, start)
 
     def times(self, now: float) -> RequestTimes:
         """Of a request that ends `now`, before its first step or token perhaps."""
@@ -67,6 +81,11 @@ def scores_of(request: Request) -> PromptScores | None:
     """Where the log-probabilities of a request's prompt are gathered; None if it did not ask for them."""
     num_top = request.params.prompt_logprobs
     return PromptScores(request.prompt_token_ids, num_top) if request.scores_prompt and num_top is not None else None
+
+
+def pooled_of(request: Request) -> PooledPrompt | None:
+    """Where the vector of a request's prompt is gathered; None if it wants none."""
+    return None if request.pooling is None else PooledPrompt(len(request.prompt_token_ids), request.pooling)
 
 
 def detokenizer_of(tokenizer: Tokenizer, params: SamplingParams) -> IncrementalDetokenizer:

@@ -112,7 +112,7 @@ class Scheduler:
         if request_id in self._running or request_id in self._waiting:
             raise InvalidRequest(f"request id {request_id!r} is in use; choose another")
         storage = storage or self._storage
-        if not self._prefix_cache or state.request.scores_prompt:  # what is not computed has no logits
+        if not self._prefix_cache or state.request.reads_whole_prompt:  # what is not computed has no logits
             domain = None
         elif domain is None:
             domain = PrefixDomain(salt=state.request.cache_salt)
