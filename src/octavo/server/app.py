@@ -20,6 +20,8 @@ from octavo.server.access_log import AccessLog
 from octavo.server.auth import Authentication, KeyRing
 from octavo.server.cors import Cors
 from octavo.server.errors import HttpError, error_response, http_error, invalid
+from octavo.server.messages import routes as messages_routes
+from octavo.server.messages.errors import MessageErrors
 from octavo.server.openapi import ERROR_RESPONSES, Described
 from octavo.server.paths import RootPath, route_path
 from octavo.server.request_body import RequestBody
@@ -52,7 +54,14 @@ def create_app(engine: ServingEngine, settings: ServerSettings) -> FastAPI:
         },
     )
     app.state.octavo = state
-    for router in (api.router, responses_routes.router, models_route.router, cache_routes.router, health.router):
+    for router in (
+        api.router,
+        responses_routes.router,
+        messages_routes.router,
+        models_route.router,
+        cache_routes.router,
+        health.router,
+    ):
         app.include_router(router)
     return app
 
@@ -66,6 +75,7 @@ def _middlewares(state: ServerState) -> list[Middleware]:
         Middleware(RequestIds),
         Middleware(AccessLog, on_answered=state.metrics.count_request),
         *cors,
+        Middleware(MessageErrors),
         # The application has one of these too, but outside of the middlewares that give an answer its id.
         Middleware(ServerErrorMiddleware, handler=_on_fault),
         Middleware(Authentication, keys=KeyRing(settings.api_keys)),

@@ -9,7 +9,7 @@ from hashlib import sha256
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.server.errors import HttpError, error_response
-from octavo.server.paths import route_path
+from octavo.server.paths import is_messages_path, route_path
 
 OPEN_PATHS = ("/health", "/ready")  # for probes, which carry no key; they tell nothing of the model or its users
 
@@ -36,7 +36,7 @@ class Authentication:
     """ASGI middleware: without `Authorization: Bearer KEY` everything but `OPEN_PATHS` is 401.
 
     The scheme is read in any case, with one or more spaces after it, as RFC 9110 has it; two Authorization headers
-    are refused.
+    are refused. On the routes of Anthropic's API `x-api-key: KEY` does as well, where there is no Authorization.
     """
 
     def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
@@ -55,13 +55,20 @@ class Authentication:
 
 
 def _presented(scope: Scope) -> bytes | None:
-    """The bytes after the scheme; None if there is no one such header."""
-    values = [bytes(value) for name, value in scope["headers"] if name == b"authorization"]
+    """The key, if there is one: the bytes after the scheme. Anthropic's clients have a header of their own."""
+    values = _headers(scope, b"authorization")
+    if not values and is_messages_path(scope):
+        own = [value.strip(b" \t") for value in _headers(scope, b"x-api-key")]
+        return own[0] if len(own) == 1 and own[0] else None
     if len(values) != 1:
         return None
     scheme, space, key = values[0].strip(b" \t").partition(b" ")  # the parser leaves tabs at a value's end
     key = key.lstrip(b" ")
     return key if scheme.lower() == b"bearer" and space and key else None
+
+
+def _headers(scope: Scope, wanted: bytes) -> list[bytes]:
+    return [bytes(value) for name, value in scope["headers"] if name == wanted]
 
 
 def _unauthorized(key: bytes | None) -> HttpError:

@@ -22,3 +22,9 @@ def route_path(scope: Scope) -> str:
     path: str = scope["path"]
     root: str = scope.get("root_path", "")
     return path[len(root) :] if root and path.startswith(f"{root}/") else path
+
+
+def is_messages_path(scope: Scope) -> bool:
+    """Whether it goes to Anthropic's API, which has errors and a header for keys of its own."""
+    path = route_path(scope)
+    return path == "/v1/messages" or path.startswith("/v1/messages/")

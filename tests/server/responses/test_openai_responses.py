@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from api_calls import app_over
 from fake_engine import FakeEngine
+from live_app import served
 from openai.types.responses import Response
 from pydantic import BaseModel
 from tool_server import CALL, SECOND, THINKING, WEATHER, engine_over, prompt_of
@@ -24,9 +24,11 @@ ASKED: dict[str, Any] = {"model": "fake-model", "input": "hi"}
 
 @asynccontextmanager
 async def client_of(engine: FakeEngine) -> AsyncIterator[openai.AsyncOpenAI]:
-    transport = httpx.ASGITransport(app=app_over(engine))
-    async with httpx.AsyncClient(transport=transport) as http:
-        yield openai.AsyncOpenAI(base_url="http://server/v1", api_key="none", http_client=http, max_retries=0)
+    async with (
+        served(app_over(engine)) as url,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
 
 
 def talk(engine: FakeEngine, script: Callable[[openai.AsyncOpenAI], Awaitable[None]]) -> None:

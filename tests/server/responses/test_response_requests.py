@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from api_calls import post
+from api_calls import app_over, post
+from asgi_calls import get
 from fake_engine import FakeEngine
 from tool_server import WEATHER, engine_over
 
@@ -76,9 +77,6 @@ def test_a_named_or_required_tool_is_enforced() -> None:
 
 
 def test_a_kept_response_is_told_whole_only() -> None:
-    from api_calls import app_over
-    from asgi_calls import get
-
     app = app_over(FakeEngine())
     app.state.octavo.responses.keep("resp_1", StoredResponse(b"{}", b"[]"))
     assert get(app, "/v1/responses/resp_1").json() == {}
