@@ -16,7 +16,7 @@ from tests.engine.fake_core import FakeCore
 if TYPE_CHECKING:
     from octavo.engine.loaded_model import Progress
 
-INFO = ModelInfo("fake", "fake", 300, 64, 63, "paged", "float32", "f16", "full", 0)
+INFO = ModelInfo("fake", "fake", 300, 64, 63, "paged", "float32", "f16", "full", 0, 8)
 FAKE = "tests.engine.engine_factories:fake_engine"
 BROKEN = "tests.engine.engine_factories:broken_engine"
 UNLOADABLE = "tests.engine.engine_factories:unloadable_engine"

@@ -39,7 +39,7 @@ from octavo.outputs import TextDelta, TokenLogprobs
 from tests.engine.fake_core import FakeCore, request_of
 
 _T = TypeVar("_T")
-INFO = ModelInfo("m", "fake", 300, 64, 63, "paged", "float32", "f16", "full", 0)
+INFO = ModelInfo("m", "fake", 300, 64, 63, "paged", "float32", "f16", "full", 0, 8)
 
 
 class FakeLink:

@@ -63,6 +63,7 @@ INFO = ModelInfo(
     kv_dtype="f32",
     weights="full",
     created=1_700_000_000,
+    hidden_size=4,
 )
 
 STATS = EngineStats(
@@ -171,6 +172,9 @@ class FakeEngine:
 
     def _script(self, request: Request) -> list[StepEvent]:
         """All events of one request."""
+        if request.pooling is not None:
+            delta = TextDelta(request.request_id, request.choice, "", (), "length")
+            return self._cut_by_fault([StepEvent(delta, embedding=self.vector(request))])
         params = request.params
         room = self.model_info.max_context - len(request.prompt_token_ids)
         limit = room if params.max_tokens is None else min(params.max_tokens, room)
@@ -209,6 +213,12 @@ class FakeEngine:
             scored = tuple(self._logprobs(each, params.prompt_logprobs) for each in request.prompt_token_ids[1:])
             events[0] = replace(events[0], prompt_logprobs=(None, *scored))
         return events
+
+    @staticmethod
+    def vector(request: Request) -> tuple[float, ...]:
+        """Of length 1; which one tells the pooling, and the first value's sign whether the prompt is of even length."""
+        sign = 1.0 if len(request.prompt_token_ids) % 2 else -1.0
+        return (0.5 * sign, 0.5, 0.5, 0.5) if request.pooling == "mean" else (0.6 * sign, 0.8, 0.0, 0.0)
 
     def _detokenizer(self, params: SamplingParams) -> IncrementalDetokenizer:
         skip, shown = params.skip_special_tokens, params.shown_token_ids

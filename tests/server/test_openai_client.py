@@ -19,6 +19,7 @@ import openai
 import pytest
 
 from octavo.llm import LLM
+from octavo.request import POOLINGS, Pooling
 from octavo.sampling_params import SamplingParams
 from tests.tiny_models import save_hf
 
@@ -216,6 +217,29 @@ def test_errors_are_the_clients_own_exceptions(server: Server, client: openai.Op
         pass
     with server.client(api_key="sk-wrong") as stranger, pytest.raises(openai.AuthenticationError):
         stranger.models.list()
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_embeddings_are_those_of_the_engine_in_both_encodings(
+    server: Server, client: openai.OpenAI, pooling: Pooling
+) -> None:
+    texts = ["The harbour", "a lamp by the door", "x"]
+    llm = LLM(server.model, dtype="float32", threads=1, max_num_seqs=1)
+    extra: dict[str, Any] = {"extra_body": {"pooling": pooling}}
+    packed = client.embeddings.create(input=texts, model="tiny", **extra)  # the client asks for base64
+    plain = client.embeddings.create(input=texts, model="tiny", encoding_format="float", **extra)
+    for one, other in zip(packed.data, plain.data, strict=True):
+        assert one.embedding == pytest.approx(other.embedding, rel=1e-8)
+    ids = [list(llm.encode(text)) for text in texts]
+    assert client.embeddings.create(input=ids, model="tiny", **extra).data == packed.data
+    assert packed.usage.prompt_tokens == packed.usage.total_tokens == sum(map(len, ids))
+    for dimensions in (None, 5):
+        own = llm.embed(texts, pooling=pooling, dimensions=dimensions)
+        asked: dict[str, Any] = {} if dimensions is None else {"dimensions": dimensions}
+        served = client.embeddings.create(input=texts, model="tiny", **asked, **extra)
+        for one, wanted in zip(served.data, own, strict=True):
+            assert one.embedding == pytest.approx(wanted.embedding, abs=1e-5)
+        assert [each.index for each in served.data] == [0, 1, 2]
 
 
 def test_langchain_invokes_and_streams(server: Server) -> None:

@@ -22,6 +22,7 @@ GRAMMARS = ("response_format", "regex", "choice", "grammar")
 OPERATIONS = (
     "POST /v1/chat/completions",
     "POST /v1/completions",
+    "POST /v1/embeddings",
     "POST /tokenize",
     "POST /detokenize",
     "POST /v1/cache/reset",

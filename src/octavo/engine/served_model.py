@@ -45,6 +45,7 @@ def model_info(core: EngineCore, name: str) -> ModelInfo:
         kv_dtype=k.name if k is v else f"k={k.name},v={v.name}",
         weights=" + ".join(loaded.weight_routes),
         created=int(time.time()),
+        hidden_size=plan.config.hidden_size,
     )
 
 

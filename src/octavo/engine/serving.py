@@ -17,7 +17,8 @@ EngineState = Literal["loading", "ready", "draining", "stopped", "failed"]
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What a server tells of the model it serves. `max_prompt_tokens` is the longest prompt that leaves room for one
-    new token; `storage`, `dtype`, `kv_dtype` and `weights` are what was chosen.
+    new token; `hidden_size` is how many values an embedding has; `storage`, `dtype`, `kv_dtype` and
+    `weights` are what was chosen.
     """
 
     name: str
@@ -30,6 +31,7 @@ class ModelInfo:
     kv_dtype: str
     weights: str
     created: int  # seconds since 1970
+    hidden_size: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,11 @@ from starlette.responses import Response
 
 from octavo.server.chat import answer_chat
 from octavo.server.completions import answer_completion
-from octavo.server.protocol.answers import ChatCompletion, Completion, Detokenized, Tokenized
+from octavo.server.embeddings import answer_embeddings
+from octavo.server.protocol.answers import ChatCompletion, Completion, Detokenized, Embeddings, Tokenized
 from octavo.server.protocol.chat import ChatRequest
 from octavo.server.protocol.completions import CompletionRequest
+from octavo.server.protocol.embeddings import EmbeddingRequest
 from octavo.server.protocol.fields import RequestModel
 from octavo.server.protocol.tokens import DetokenizeRequest, TokenizeChat, TokenizeText
 from octavo.server.state import state_of
@@ -72,6 +74,12 @@ async def chat_completions(request: Request) -> Response:
 async def completions(request: Request) -> Response:
     """Continue each prompt, or score it."""
     return await answer_completion(state_of(request), read_object(await request.body()))
+
+
+@router.post("/v1/embeddings", response_model=Embeddings, openapi_extra=takes(EmbeddingRequest))
+async def embeddings(request: Request) -> Response:
+    """A vector of each input, of length 1."""
+    return await answer_embeddings(state_of(request), read_object(await request.body()))
 
 
 @router.post("/tokenize", openapi_extra=takes(TokenizeText, TokenizeChat))

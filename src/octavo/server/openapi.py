@@ -93,6 +93,7 @@ def limits_of(state: ServerState) -> dict[str, dict[str, Any]]:
     limits["model name"] = {"enum": list(state.model_names())}
     limits["token id"] = {"maximum": last}
     limits["token id as text"] = {"pattern": f"^({_numbers_up_to(last)})$"}
+    limits["dimensions"] = {"maximum": info.hidden_size}
     limits["prompt ids"] = {"maxItems": info.max_prompt_tokens}
     if not state.forms.offers_tools(tokenizer):
         limits["tools"] = {"maxItems": 0}

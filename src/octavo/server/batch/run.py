@@ -18,7 +18,7 @@ from octavo.server.batch.lines import BatchLine, answer_line, error_line
 from octavo.server.batch.local_call import post
 from octavo.server.settings import ServerSettings
 
-URLS = ("/v1/chat/completions", "/v1/completions")
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 
 
 @dataclass(slots=True)

@@ -103,6 +103,26 @@ class Completion(AnswerModel):
     usage: UsageAnswer
 
 
+class Embedding(AnswerModel):
+    """`embedding` is a list of numbers, or the base64 of little-endian float32 values."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(AnswerModel):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(AnswerModel):
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
 class Tokenized(AnswerModel):
     """`token_strs` are the texts of the tokens, if they were asked for."""
 
