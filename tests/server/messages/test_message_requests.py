@@ -55,6 +55,16 @@ def test_what_cannot_be_honoured_is_refused_by_its_name(fields: dict[str, Any], 
     assert name in told["error"]["message"] and "\n" not in told["error"]["message"]
 
 
+def test_more_calls_or_messages_than_a_chat_may_have_are_refused() -> None:
+    calls = [{"type": "tool_use", "id": str(number), "name": "f", "input": {}} for number in range(129)]
+    turns = [*HI, {"role": "assistant", "content": calls}, *HI]
+    answer = post(PATH, {"messages": turns, "max_tokens": 9})
+    assert answer.status == 400 and answer.json()["error"]["message"].startswith("messages[1].tool_calls has 129 items")
+    results = [{"type": "tool_result", "tool_use_id": "x", "content": ""}] * 1000
+    answer = post(PATH, {"messages": user(*results) * 5, "max_tokens": 9})
+    assert answer.status == 400 and answer.json()["error"]["message"].startswith("messages has 5000 items")
+
+
 def test_two_tools_of_one_name_are_named_where_they_stand() -> None:
     answer = post(PATH, {"messages": HI, "max_tokens": 9, "tools": [TOOL, TOOL]}, engine_over("x"))
     assert answer.json()["error"]["message"].startswith("tools[1].name ")

@@ -54,6 +54,15 @@ def test_what_cannot_be_honoured_is_refused_by_its_name(fields: dict[str, Any], 
     assert answer.error["param"] == param and param.split("[")[0].split(".")[0] in answer.error["message"]
 
 
+def test_more_calls_or_messages_than_a_chat_may_have_are_refused() -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    answer = post("/v1/responses", {"input": [call] * 129})
+    assert answer.error["param"] == "input[0].tool_calls" and answer.status == 400
+    turns = [{"role": "user", "content": ""}] * 4096
+    answer = post("/v1/responses", {"input": turns})
+    assert answer.error["param"] == "input" and "4096 messages" in answer.error["message"]
+
+
 def test_tools_are_named_where_they_stand_in_this_api() -> None:
     answer = post("/v1/responses", {"input": "hi", "tools": [TOOL, TOOL]}, engine_over("x"))
     assert answer.error["param"] == "tools[1].name" and answer.error["message"].startswith("tools[1].name ")

@@ -12,7 +12,7 @@ from octavo.server.protocol.chat import ChatRequest
 from octavo.server.protocol.fields import INTEGRAL, MAX_SALT, MAX_TOKENS, Label, ModelName, RequestModel, limited
 from octavo.server.protocol.message_blocks import CacheControl, TextContent, Turns, chat_messages
 from octavo.server.protocol.messages import TemplateVariables
-from octavo.server.protocol.parsing import Unsupported
+from octavo.server.protocol.parsing import Unsupported, parse
 from octavo.server.protocol.tools import MAX_TOOLS, FunctionName, Parameters
 
 # What the fields of the chat request are called here.
@@ -109,7 +109,7 @@ class CountTokensRequest(RequestModel):
                 "end with one of the user's",
                 param="messages",
             )
-        return ChatRequest.model_validate(self._chat_fields())
+        return parse(ChatRequest, self._chat_fields())
 
     def _chat_fields(self) -> dict[str, Any]:
         fields: dict[str, Any] = {"model": self.model, "messages": chat_messages(self.system, self.messages)}

@@ -21,7 +21,7 @@ from octavo.server.protocol.fields import (
     true,
 )
 from octavo.server.protocol.messages import MAX_MESSAGES, TemplateVariables
-from octavo.server.protocol.parsing import Unsupported
+from octavo.server.protocol.parsing import Unsupported, parse
 from octavo.server.protocol.response_items import ResponseInput, chat_messages
 from octavo.server.protocol.sampling import Stop
 from octavo.server.protocol.structured import JsonObjectFormat, SchemaName, TextFormat
@@ -177,7 +177,7 @@ class ResponseRequest(RequestModel):
             fields["tool_choice"] = choice
         if self.text is not None and self.text.format is not None:
             fields["response_format"] = _response_format(self.text.format)
-        return ChatRequest.model_validate(fields)
+        return parse(ChatRequest, fields)
 
 
 def _response_format(given: TextFormat | JsonObjectFormat | SchemaFormat) -> dict[str, Any]:
