@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from octavo.errors import OctavoError
 from octavo.server.answer_frame import AnswerFrame
+from octavo.server.fill_in import required_fill_in
 from octavo.server.fingerprint import system_fingerprint
 from octavo.server.generation import CallUsage, ChoiceDelta, Generation, Prompt
 from octavo.server.logprobs import CompletionLogprobs
@@ -28,7 +30,10 @@ async def answer_completion(state: ServerState, body: dict[str, Any]) -> Generat
     info, tokenizer = state.ready_model()
     check_counts(state.settings, len(request.prompts), request.num_choices)
     params = request.sampling_params(info.vocab_size, request.max_tokens, request.logprobs, request.num_prompt_logprobs)
-    prompts = await completion_prompts(tokenizer, request)
+    fill_in = required_fill_in(tokenizer) if request.suffix else None
+    if fill_in is not None and not params.ignore_eos:
+        params = replace(params, stop_token_ids=(*params.stop_token_ids, *fill_in.ends))
+    prompts = await completion_prompts(tokenizer, request, fill_in)
     check_prompts([each.token_ids for each in prompts], info, "prompt")
     generation = Generation(
         state,

@@ -10,6 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
 from octavo.errors import NotReady
+from octavo.server.fill_in import fill_in_of
 from octavo.server.protocol.fields import LIMITED
 from octavo.server.state import ServerState
 
@@ -98,6 +99,8 @@ def limits_of(state: ServerState) -> dict[str, dict[str, Any]]:
     if not state.forms.offers_tools(tokenizer):
         limits["tools"] = {"maxItems": 0}
         limits["tool choice"] = {"enum": ["none", "auto"]}
+    if fill_in_of(tokenizer) is None:
+        limits["suffix"] = {"maxLength": 0}
     limits["prompt text"] = {} if tokenizer.encode("") else {"minLength": 1}
     return limits
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from octavo.engine.serving import ModelInfo
 from octavo.errors import InvalidRequest
 from octavo.server.errors import HttpError, invalid
+from octavo.server.fill_in import FillIn
 from octavo.server.generation import Prompt
 from octavo.server.protocol.completions import CompletionRequest
 from octavo.server.settings import ServerSettings
@@ -36,8 +37,15 @@ async def chat_prompt(
         raise invalid(str(error), param="messages") from error
 
 
-async def completion_prompts(tokenizer: Tokenizer, request: CompletionRequest) -> list[Prompt]:
-    """The prompts of `request`. Text is given the model's own first token, ids are taken as they are."""
+async def completion_prompts(
+    tokenizer: Tokenizer, request: CompletionRequest, fill_in: FillIn | None = None
+) -> list[Prompt]:
+    """The prompts of `request`. Text is given the model's own first token, ids are taken as they are.
+
+    With `fill_in` each asks for what stands between it and the request's suffix.
+    """
+    if fill_in is not None:
+        return [await _fill_in_prompt(tokenizer, fill_in, each, request.suffix or "") for each in request.prompts]
     echo = bool(request.echo)
     prompts = []
     for prompt in request.prompts:
@@ -47,6 +55,15 @@ async def completion_prompts(tokenizer: Tokenizer, request: CompletionRequest) -
         else:
             prompts.append(Prompt(tuple(prompt), tokenizer.decode(prompt) if echo else None))
     return prompts
+
+
+async def _fill_in_prompt(tokenizer: Tokenizer, fill_in: FillIn, prompt: str | list[int], suffix: str) -> Prompt:
+    after = await text_prompt(tokenizer, suffix, add_special_tokens=False)
+    if isinstance(prompt, str):
+        first, before = tokenizer.encode(""), await text_prompt(tokenizer, prompt, add_special_tokens=False)
+    else:
+        first, before = [], prompt
+    return Prompt(fill_in.prompt(first, before, after))
 
 
 async def text_prompt(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:

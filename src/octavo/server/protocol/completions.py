@@ -18,7 +18,6 @@ MAX_PROMPTS = 1024  # that a schema allows; a server's own settings may allow fe
 
 UNSUPPORTED_IN_COMPLETIONS = UNSUPPORTED_SAMPLING | {
     "best_of": Unsupported("every choice is returned; ask for more with n and choose by logprobs", 1),
-    "suffix": Unsupported("text cannot be inserted; write the model's own fill-in tokens as token ids", ""),
 }
 
 
@@ -58,6 +57,7 @@ class CompletionRequest(SamplingFields):
             "allOf": [
                 OPTIONS_NEED_STREAM,
                 ONE_FORM,
+                {"anyOf": [{"properties": {"suffix": {"maxLength": 0}}}, {"not": true("echo")}]},
                 {"anyOf": [{"properties": {"max_tokens": {"type": ["integer", "null"], "minimum": 1}}}, true("echo")]},
             ]
         }
@@ -68,11 +68,15 @@ class CompletionRequest(SamplingFields):
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), INTEGRAL] | None = None
     echo: bool | None = None
     best_of: Literal[1] | None = None
-    suffix: Literal[""] | None = None
+    suffix: Annotated[str, Field(json_schema_extra=limited("suffix"))] | None = None
 
     def check(self) -> None:
         """Raises a 400 `HttpError` for fields that contradict each other."""
         self.check_stream_options()
+        if self.suffix and self.echo:
+            raise invalid(
+                "echo is true with a suffix, which the answer would stand before; leave out one", param="echo"
+            )
         if self.max_tokens == 0 and not self.echo:
             raise invalid(
                 "max_tokens is 0, which generates nothing; add echo: true (and logprobs) to score the prompt, "

@@ -21,6 +21,7 @@ Limited = Literal[
     "prompt text",
     "prompt ids",
     "prompts",
+    "suffix",
     "dimensions",
     "choices",
     "tools",
