@@ -54,9 +54,9 @@ class Examiner:
         return [self._question() for _ in range(count)]
 
     def long_question(self, num_choices: int) -> Question:
-        """Its choices run to 100 tokens each."""
+        """Its choices run to 60 tokens each."""
         settings = {"temperature": 1.0, "seed": self._draw.randrange(1 << 40), "ignore_eos": True, "n": num_choices}
-        return self._completion(self._ids(20), {**settings, "max_tokens": 100})
+        return self._completion(self._ids(20), {**settings, "max_tokens": 60})
 
     def _question(self) -> Question:
         draw = self._draw

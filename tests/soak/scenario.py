@@ -13,7 +13,7 @@ from tests.soak.questions import MAX_CONTEXT
 from tests.tiny_models import save_hf
 
 PARALLEL = 8
-MAX_QUEUE = 16
+MAX_QUEUE = 24
 MAX_BATCH_TOKENS = 64
 BLOCKS = 20  # for PARALLEL sequences of up to 16 each
 

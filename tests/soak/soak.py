@@ -25,11 +25,11 @@ from tests.soak.questions import Examiner, Question
 from tests.soak.scenario import Scenario
 from tests.soak.watch import Counters, Memory, wait_for
 
-# Clients at once. Some want several choices, so that all ask for more than may run and wait, at times.
-# Were it always, whoever asks for several would never be let in: each place that comes free goes to the next to ask.
-LANES = 22
+LANES = 22  # clients at once; what they ask for fills the queue now and then, not always: that would let in single
+# choices only, as each place that comes free goes to the next to ask
 LONG_CHOICES = 4
 LONG_REQUESTS = 5
+OPENING_REQUESTS = 9  # of LONG_CHOICES each: more than run and wait
 PARTS = 5  # of the traffic, with a pause after each in which blocks and memory are counted
 WARM_REQUESTS = 500  # after so many, memory is flat
 MAX_GROWTH = 8 << 20  # bytes that either process may take more at the end than after the first of the parts
@@ -101,11 +101,11 @@ class Soak:
         return report
 
     async def _run(self, server: ServerProcess, report: Report) -> None:
-        limits = httpx.Limits(max_connections=LANES + LONG_REQUESTS + 4)
+        limits = httpx.Limits(max_connections=LANES + OPENING_REQUESTS)
         async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=None, limits=limits) as http:
             clients = Clients(server.url, http, report.tally)
             parts = [report.num_requests * part // PARTS for part in range(PARTS + 1)]
-            await asyncio.gather(*(self._read_long(clients, number) for number in range(LONG_REQUESTS - 1)))
+            await asyncio.gather(*(self._read_long(clients, number) for number in range(OPENING_REQUESTS)))
             for count in map(operator.sub, parts[1:], parts[:-1]):
                 await self._traffic(clients, count, f"{self._seed} {len(report.memory)}")
                 report.counters = await wait_for(http, "idle", lambda found: found.idle)
@@ -114,7 +114,7 @@ class Soak:
             await self._drain(server, http, clients, report)
 
     async def _read_long(self, clients: Clients, number: int) -> None:
-        """Several of these fill the line and all places, and grow beyond the blocks that there are, in any timing."""
+        """Several of these fill places and queue, and grow beyond the blocks that there are, in any timing."""
         question = self._long[number % len(self._long)]
         await clients.read(question, body_of(question, stream=number % 2 == 0))
 
