@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as TokenizersPipeline
 
 from octavo.errors import LoadError
 from octavo.tokenizer.splitter import SpecialSplitter
-from octavo.tokenizer.text_encoder import Fragment, TokenizerParts
+from octavo.tokenizer.text_encoder import Fragment, TokenizerParts, pipeline_ids
 from octavo.tokenizer.vocabulary import SPACE_MARK, PieceCoding, TokenKind, Vocabulary, end_of_turn_ids
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -33,10 +33,10 @@ class PipelineEncoder:
 
     def encode(self, text: str, *, parse_special: bool) -> list[int]:
         """See TextEncoder."""
-        ids: list[int] = self._pipeline.encode(text, add_special_tokens=False).ids
+        ids = pipeline_ids(self._pipeline, text)
         if parse_special or self._control_ids.isdisjoint(ids):
             return ids
-        return self._encode_plain(self._plain, text)
+        return pipeline_ids(self._plain, text)
 
     def encode_fragments(self, fragments: Iterable[Fragment]) -> list[int]:
         """See TextEncoder."""
@@ -45,12 +45,7 @@ class PipelineEncoder:
             if isinstance(fragment, int):
                 ids.append(fragment)
             else:
-                ids += self._encode_plain(self._plain if index == 0 else self._plain_continued, fragment)
-        return ids
-
-    @staticmethod
-    def _encode_plain(pipeline: TokenizersPipeline, text: str) -> list[int]:
-        ids: list[int] = pipeline.encode(text, add_special_tokens=False).ids
+                ids += pipeline_ids(self._plain if index == 0 else self._plain_continued, fragment)
         return ids
 
     @cached_property

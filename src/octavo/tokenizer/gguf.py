@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as TokenizersPipeline
 from octavo.errors import LoadError
 from octavo.tokenizer.pretokenizers import pre_tokenizer_spec
 from octavo.tokenizer.sentencepiece import SentencePieceModel
-from octavo.tokenizer.text_encoder import SplittingEncoder, TokenizerParts
+from octavo.tokenizer.text_encoder import SplittingEncoder, TokenizerParts, pipeline_ids
 from octavo.tokenizer.vocabulary import (
     SPACE_MARK,
     PieceCoding,
@@ -159,8 +159,7 @@ def _byte_level(metadata: _Metadata, vocabulary: Vocabulary, *, force: bool) -> 
     pipeline.pre_tokenizer = spec.build()
 
     def encode_run(text: str, _after_special: bool) -> list[int]:
-        ids: list[int] = pipeline.encode(text, add_special_tokens=False).ids
-        return ids
+        return pipeline_ids(pipeline, text)
 
     return encode_run, _Defaults(add_bos=spec.add_bos)
 
@@ -186,8 +185,7 @@ def _raw_bpe(metadata: _Metadata, vocabulary: Vocabulary) -> tuple[EncodeRun, _D
     pipeline.pre_tokenizer = pre_tokenizers.Split(Regex(r"[^\n]+|\n+"), behavior="isolated")
 
     def encode_run(text: str, _after_special: bool) -> list[int]:
-        ids: list[int] = pipeline.encode(text.replace(" ", SPACE_MARK), add_special_tokens=False).ids
-        return ids
+        return pipeline_ids(pipeline, text.replace(" ", SPACE_MARK))
 
     return encode_run, _Defaults(add_bos=True)
 

@@ -6,10 +6,23 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from tokenizers import Tokenizer as TokenizersPipeline
+
 from octavo.tokenizer.splitter import SpecialSplitter
 from octavo.tokenizer.vocabulary import Vocabulary
 
 Fragment = str | int  # plain text, or the id of a token that the text spelled
+_SHORT_CHARS = 4096  # encoded in well under a millisecond
+
+
+def pipeline_ids(pipeline: TokenizersPipeline, text: str) -> list[int]:
+    """Ids of `text` without what the pipeline would put at its ends. While it is at a long text, other threads run."""
+    if len(text) <= _SHORT_CHARS:
+        encoding = pipeline.encode(text, add_special_tokens=False)
+    else:  # the same ids, but `encode` holds the GIL until it is done: a second or two per megabyte
+        [encoding] = pipeline.encode_batch_fast([text], add_special_tokens=False)
+    ids: list[int] = encoding.ids
+    return ids
 
 
 class TextEncoder(Protocol):
