@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -414,12 +415,18 @@ asyncio.run(main())
 """
 
 
-def family(start: str) -> subprocess.Popen[bytes]:
-    """A process with an engine. Both hold its standard error, which ends when both have."""
+@contextmanager
+def family(start: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with an engine. Both hold its standard error, which ends when both have. A test that fails ends it."""
     script = PARENT.format(factory=FAKE, start=start)
     root = Path(__file__).parents[2]
     command = [sys.executable, "-c", script]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=root, start_new_session=True)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, cwd=root, start_new_session=True) as parent:
+        try:
+            yield parent
+        finally:
+            parent.kill()
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
