@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from octavo.engine.wire import Step
-from octavo.errors import CapacityError, QueueFull
+from octavo.errors import InvalidRequest, QueueFull
 
 _MAX_RETRY_S = 60
 _WEIGHT = 0.2  # of the newest interval in the mean
@@ -34,10 +34,10 @@ class QueueGate:
     def admit(self, n: int) -> int:
         """Count `n` requests as sent; how many were sent before. All or none.
 
-        Raises `QueueFull`, or `CapacityError` if so many can never be there at once.
+        Raises `QueueFull`, or `InvalidRequest` if so many can never be there at once.
         """
         if n > self._max_num_seqs + self._max_queue:
-            raise CapacityError(
+            raise InvalidRequest(
                 f"{n} choices are asked for at once; at most {self._max_num_seqs} run and {self._max_queue} wait here: "
                 "ask for fewer, or raise --max-queue"
             )
