@@ -34,7 +34,7 @@ from octavo.engine.wire import (
     Submit,
     WireEvent,
 )
-from octavo.errors import CapacityError, EngineFault, InvalidRequest, LoadError, NotReady, QueueFull
+from octavo.errors import EngineFault, InvalidRequest, LoadError, NotReady, QueueFull
 from octavo.outputs import TextDelta, TokenLogprobs
 from tests.engine.fake_core import FakeCore, request_of
 
