@@ -8,7 +8,16 @@ from pydantic import Field
 
 from octavo.request import Pooling
 from octavo.server.protocol.completions import Prompt
-from octavo.server.protocol.fields import INTEGRAL, MAX_SALT, MAX_TOKENS, Label, ModelName, RequestModel, limited
+from octavo.server.protocol.fields import (
+    INTEGRAL,
+    MAX_SALT,
+    MAX_TOKENS,
+    Label,
+    ModelName,
+    Priority,
+    RequestModel,
+    limited,
+)
 
 _Dimensions = Annotated[int, Field(ge=1, le=MAX_TOKENS, json_schema_extra=limited("dimensions")), INTEGRAL]
 
@@ -20,7 +29,7 @@ class EmbeddingRequest(RequestModel):
     dimensions: _Dimensions | None = None
     user: Label | None = None
     pooling: Pooling | None = None
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), INTEGRAL] | None = None
+    priority: Priority | None = None
     cache_salt: Annotated[str, Field(max_length=MAX_SALT)] | None = None
 
     @property

@@ -53,6 +53,9 @@ def limited(what: Limited) -> JsonDict:
 
 # Last in an Annotated: bounds that come after it are lost in the JSON schema.
 INTEGRAL = BeforeValidator(_integral)
+
+# A request that waits rises one level in 256 steps: the range bounds how long others can be kept waiting.
+Priority = Annotated[int, Field(ge=-100, le=100), INTEGRAL]
 _PlainId = Annotated[int, Field(ge=0, le=MAX_TOKENS, json_schema_extra=limited("token id"))]
 TokenId = Annotated[_PlainId, INTEGRAL]
 TokenIds = Annotated[list[_PlainId], Field(fail_fast=True), BeforeValidator(_integrals)]

@@ -9,7 +9,16 @@ from pydantic import Field, StringConstraints
 from octavo.sampling_params import MAX_STOP_LENGTH, MAX_STOP_STRINGS
 from octavo.server.errors import invalid
 from octavo.server.protocol.chat import ChatRequest
-from octavo.server.protocol.fields import INTEGRAL, MAX_SALT, MAX_TOKENS, Label, ModelName, RequestModel, limited
+from octavo.server.protocol.fields import (
+    INTEGRAL,
+    MAX_SALT,
+    MAX_TOKENS,
+    Label,
+    ModelName,
+    Priority,
+    RequestModel,
+    limited,
+)
 from octavo.server.protocol.message_blocks import CacheControl, TextContent, Turns, chat_messages
 from octavo.server.protocol.messages import TemplateVariables
 from octavo.server.protocol.parsing import Unsupported, parse
@@ -137,7 +146,7 @@ class MessageRequest(CountTokensRequest):
     stop_sequences: Annotated[list[StopSequence], Field(fail_fast=True, max_length=MAX_STOP_STRINGS)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64), INTEGRAL] | None = None
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), INTEGRAL] | None = None
+    priority: Priority | None = None
     cache_salt: Annotated[str, StringConstraints(max_length=MAX_SALT)] | None = None
     # Accepted, and nothing follows from them.
     metadata: MessageMetadata | None = None

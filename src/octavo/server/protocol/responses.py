@@ -15,6 +15,7 @@ from octavo.server.protocol.fields import (
     MAX_TOKENS,
     Label,
     ModelName,
+    Priority,
     RequestModel,
     absent,
     limited,
@@ -138,7 +139,7 @@ class ResponseRequest(RequestModel):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64), INTEGRAL] | None = None
     stop: Stop | None = None
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), INTEGRAL] | None = None
+    priority: Priority | None = None
     cache_salt: Annotated[str, StringConstraints(max_length=MAX_SALT)] | None = None
     chat_template_kwargs: TemplateVariables | None = None
     # Accepted, and nothing follows from them.

@@ -17,6 +17,7 @@ from octavo.server.protocol.fields import (
     MAX_TOKENS,
     Label,
     ModelName,
+    Priority,
     RequestModel,
     TokenId,
     absent,
@@ -83,7 +84,7 @@ class SamplingFields(RequestModel):
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), INTEGRAL] | None = None
+    priority: Priority | None = None
     cache_salt: Annotated[str, StringConstraints(max_length=MAX_SALT)] | None = None
     response_format: ResponseFormat | None = None
     regex: GrammarText | None = None
