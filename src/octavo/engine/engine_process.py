@@ -6,6 +6,7 @@ It never outlives its parent, writes nothing to standard output, and leaves sign
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import logging
 import os
@@ -165,6 +166,9 @@ def _serve(port: SocketPort) -> int:
         port.send(Fatal(f"the model could not be loaded: {cause_of(error)}"))
         port.finish()
         raise
+    # What a loaded model consists of stays: a full collection that walks it would hold a step up for nothing.
+    gc.collect()
+    gc.freeze()
     loop = EngineLoop(parts.core, port)
     port.send(parts.loaded())
     try:
