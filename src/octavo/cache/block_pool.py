@@ -65,10 +65,6 @@ class BlockPool:
         """True if the prefix cache alone holds the block."""
         return self._marks[block_id] != 0 and self._refcounts[block_id] == 1
 
-    def is_private(self, block_id: int) -> bool:
-        """True if the block has exactly one reference."""
-        return self._refcounts[block_id] == 1
-
     def num_users(self, block_id: int) -> int:
         """References other than the prefix cache's."""
         return self._refcounts[block_id] - (self._marks[block_id] != 0)

@@ -196,18 +196,6 @@ class CachePool(RunPool):
             run = encode_tokens(tokens(start * self.block_size, stop * self.block_size))
             state.cursor = self.prefix.insert(state.domain, state.cursor, run, ids)
 
-    def trim_tail(self, handle: SequenceHandle, n: int) -> None:
-        """As `SequencePool.trim_tail`; a block that is now half empty leaves the prefix cache.
-
-        Whoever began with it would make the next token here take another block, of which nobody was told.
-        """
-        super().trim_tail(handle, n)
-        state = self.sequence(handle)
-        for g, pool in enumerate(self.pools):
-            tail = state.tail_block(g, self.block_size)
-            if tail is not None and state.storage is StorageKind.PAGED and pool.is_cached(tail):
-                self.prefix.forget(g, tail)
-
     def shift(self, handle: SequenceHandle, drop_tokens: int) -> tuple[tuple[int, ...], ...]:
         """Forget the `drop_tokens` oldest tokens after the kept ones, in every group; returns the freed ids of each.
 

@@ -47,13 +47,8 @@ class RunPool(AdmissionPool):
     def trim_tail(self, handle: SequenceHandle, n: int) -> None:
         """As `SequencePool`. Raises `InvalidArgument` also if others share what a dense one would write again."""
         state = self.sequence(handle)
-        first = (state.written - n) // self.block_size
-        self._check_private_run(state, first)
+        self._check_private_run(state, (state.written - n) // self.block_size)
         super().trim_tail(handle, n)
-        if state.storage is StorageKind.DENSE:
-            for g, (table, pool) in enumerate(zip(state.tables, self.pools, strict=True)):
-                ids = table.ids(max(0, first), len(table.block_ids))
-                self.prefix.forget_all(g, [block_id for block_id in ids if pool.is_cached(block_id)])
 
     def reset(self, handle: SequenceHandle) -> SequenceHandle:
         """As `SequencePool`. Raises `InvalidArgument` also if others share blocks of a dense one."""

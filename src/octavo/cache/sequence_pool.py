@@ -149,7 +149,37 @@ class SequencePool:
     def trim_tail(self, handle: SequenceHandle, n: int) -> None:
         """Drop the last `n` tokens and every block past the new end, spare ones too; a dense run stays whole.
 
-        A block that others hold too does not become free, and the sequence may claim another in its place: see that
+        Blocks that are to be written again leave the prefix cache: whoever began with one would make the next token
+        here take another block, of which nobody was told. A block that others hold already does not become free, and
+        the sequence may claim another in its place: see that as many are available. The same holds for `reset`.
+
+        Raises `StaleHandle`, or `InvalidArgument` if what the rewound sequence needs was trimmed since.
+        """
+        state = self.sequence(handle)
+        state.rewind(self.groups, self._checked_rewind(state, n), self.block_size)
+
+    def promise(self, handle: SequenceHandle, tokens: int) -> None:
+        """Set aside blocks for `tokens` tokens in all, or to the end of the last of these blocks; never fewer than now.
+
+        Takes none, and does not ask whether as many are available: that is for `growth` to tell. Raises
+        `StaleHandle`, or `InvalidArgument` beyond `max_tokens`.
+        """
+        state = self.sequence(handle)
+        if tokens > state.max_tokens:
+            raise InvalidArgument(f"{tokens} tokens are to be promised to a sequence of at most {state.max_tokens}")
+        if tokens > state.promised:
+            state.promised = self._whole_blocks(tokens, state.max_tokens)
+            state.promised_blocks = self.blocks_needed(state.promised, state.storage, state.keep)
+
+    def reserve(self, handle: SequenceHandle, n: int) -> None:
+        """Take the blocks for `n` more tokens without counting these as written. Raises as `append` does."""
+        self._grow(self.sequence(handle), n)
+
+    def trim_tail(self, handle: SequenceHandle, n: int) -> None:
+        """Drop the last `n` tokens and every block past the new end, spare ones too; a dense run stays whole.
+
+        Blocks that are to be written again leave the prefix cache: whoever began with one would make the next token
+        here take another block, of which nobody was told. A block that others hold too does not become free, and the sequence may claim another in its place: see that
         as many are available. The same holds for `reset`.
 
         Raises `StaleHandle`, or `InvalidArgument` if what the rewound sequence needs was trimmed since.
@@ -163,6 +193,8 @@ class SequencePool:
             if state.storage is StorageKind.PAGED:
                 pool.release(table.ids(num_blocks, len(table.block_ids)))
                 del table.block_ids[num_blocks:]
+            opened = table.ids(written // self.block_size, len(table.block_ids))
+            self.prefix.forget_all(g, [block_id for block_id in opened if pool.is_cached(block_id)])
 
     def trim_front(self, handle: SequenceHandle, group: int, live_start: int) -> tuple[int, ...]:
         """Move a paged window's first visible position up to `live_start`; returns the block ids this freed.
@@ -274,7 +306,7 @@ class SequencePool:
             if short > 0:
                 missing.append((ids, pool, short))
                 evicts = evicts or short > pool.num_free
-            if filled and not pool.is_private(ids[tail]):  # type: ignore[arg-type]  # never a hole
+            if filled and pool.is_shared(ids[tail]):  # type: ignore[arg-type]  # never a hole
                 shared.append(g)
         if shared or evicts:
             self._grow_among_others(state, tail, num_blocks, shared)
@@ -288,22 +320,12 @@ class SequencePool:
         wanted = [0] * len(self.groups)
         for g in self._paged_groups:
             wanted[g] = max(0, num_blocks - len(state.tables[g].block_ids))
-        replaced, forgotten = [], []
         for g in shared:
-            block_id = state.tables[g].block_ids[tail]
-            assert block_id is not None, "what is written into is held"
-            if self.pools[g].is_shared(block_id) or self._supply.room(g) > wanted[g]:
-                wanted[g] += 1
-                replaced.append(g)
-            else:
-                forgotten.append((g, block_id))
+            wanted[g] += 1
         taken = self._supply.take(state.seq_id, wanted)
-        for g in replaced:
+        for g in shared:
             self._replace(state, g, tail, taken[g][0])
             taken[g] = taken[g][1:]
-        for g, block_id in forgotten:
-            if self.pools[g].is_cached(block_id):
-                self.prefix.forget(g, block_id)
         for g in self._paged_groups:
             state.tables[g].block_ids.extend(taken[g])
 
@@ -315,10 +337,6 @@ class SequencePool:
                     f"block {tail} of dense sequence {state.seq_id!r} is still to be copied for another sequence and "
                     "cannot be written; run that one's step first"
                 )
-        for g, pool in enumerate(self.pools):
-            tail = state.tail_block(g, self.block_size)
-            if tail is not None and pool.is_cached(tail):
-                self.prefix.forget(g, tail)
 
     def _replace(self, state: SequenceState, group: int, index: int, target: int) -> None:
         """Put `target` in place of a block that others hold too, to be copied from it before it is written."""
