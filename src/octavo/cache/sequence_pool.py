@@ -156,35 +156,6 @@ class SequencePool:
         Raises `StaleHandle`, or `InvalidArgument` if what the rewound sequence needs was trimmed since.
         """
         state = self.sequence(handle)
-        state.rewind(self.groups, self._checked_rewind(state, n), self.block_size)
-
-    def promise(self, handle: SequenceHandle, tokens: int) -> None:
-        """Set aside blocks for `tokens` tokens in all, or to the end of the last of these blocks; never fewer than now.
-
-        Takes none, and does not ask whether as many are available: that is for `growth` to tell. Raises
-        `StaleHandle`, or `InvalidArgument` beyond `max_tokens`.
-        """
-        state = self.sequence(handle)
-        if tokens > state.max_tokens:
-            raise InvalidArgument(f"{tokens} tokens are to be promised to a sequence of at most {state.max_tokens}")
-        if tokens > state.promised:
-            state.promised = self._whole_blocks(tokens, state.max_tokens)
-            state.promised_blocks = self.blocks_needed(state.promised, state.storage, state.keep)
-
-    def reserve(self, handle: SequenceHandle, n: int) -> None:
-        """Take the blocks for `n` more tokens without counting these as written. Raises as `append` does."""
-        self._grow(self.sequence(handle), n)
-
-    def trim_tail(self, handle: SequenceHandle, n: int) -> None:
-        """Drop the last `n` tokens and every block past the new end, spare ones too; a dense run stays whole.
-
-        Blocks that are to be written again leave the prefix cache: whoever began with one would make the next token
-        here take another block, of which nobody was told. A block that others hold too does not become free, and the sequence may claim another in its place: see that
-        as many are available. The same holds for `reset`.
-
-        Raises `StaleHandle`, or `InvalidArgument` if what the rewound sequence needs was trimmed since.
-        """
-        state = self.sequence(handle)
         written = self._checked_rewind(state, n)
         state.rewind(self.groups, written, self.block_size)
         num_blocks = -(-written // self.block_size)
