@@ -26,7 +26,7 @@ from octavo.server.protocol.parsing import Unsupported, parse
 from octavo.server.protocol.response_items import ResponseInput, chat_messages
 from octavo.server.protocol.sampling import Stop
 from octavo.server.protocol.structured import JsonObjectFormat, SchemaName, TextFormat
-from octavo.server.protocol.tools import CHOICE_NEEDS_TOOLS, MAX_TOOLS, Function
+from octavo.server.protocol.tools import CHOICE_NEEDS_TOOLS, MAX_TOOLS, FunctionName, Parameters
 
 MAX_METADATA = 16  # OpenAI's bounds
 MetadataKey = Annotated[str, StringConstraints(max_length=64)]
@@ -58,10 +58,14 @@ UNSUPPORTED_IN_RESPONSES = {
 }
 
 
-class FunctionTool(Function):
-    """What chat completions wrap in `function`, here beside the type."""
+class FunctionTool(RequestModel):
+    """With `strict` its arguments are held to `parameters`; absent means false."""
 
     type: Literal["function"]
+    name: FunctionName
+    description: str | None = None
+    parameters: Parameters | None = None
+    strict: bool | None = None
 
 
 class ChosenFunctionTool(RequestModel):
