@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
@@ -24,11 +24,16 @@ class FreshBlocks(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """Before anything of the step is written, all rows of block `source` of a group go to block `target`."""
+    """Before anything of the step is written, all rows of block `source` of a group go to block `target`.
+
+    `serial` tells one copy from every other of a pool, also from a later one between the same blocks: a step that is
+    planned again names the copies that it has made already.
+    """
 
     group: int
     source: int
     target: int
+    serial: int = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)

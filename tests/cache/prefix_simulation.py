@@ -34,7 +34,7 @@ class Script:
     rope_offset: int = 0
     unrotated: bool = False  # a shift has happened, and storage has not rotated yet
     table: list[dict[int, int]] = field(default_factory=list)
-    copied: tuple[int, frozenset[BlockCopy]] = (-1, frozenset())  # at which position, and what
+    copied: set[int] = field(default_factory=set)  # serials, also of a step that failed
 
     def digest(self, position: int) -> int:
         while len(self.digests) <= position:
@@ -60,9 +60,10 @@ class Storage:
     ) -> list[BlockCopy]:
         """Make the sequence's copies, write positions `[start, stop)`, and check all rows that these see."""
         copies = list(self._pool.copies(handle))
-        made = script.copied[1] if script.copied[0] == start else frozenset()  # by a step that failed
-        script.copied = (start, made | frozenset(copies))
-        for copy in set(copies) - made:
+        for copy in copies:
+            if copy.serial in script.copied:
+                continue
+            script.copied.add(copy.serial)
             for offset in range(self._size):
                 row = self.rows.get((copy.group, copy.source, offset))
                 if row is not None:

@@ -201,12 +201,29 @@ def test_a_step_that_failed_and_is_planned_again_copies_nothing_again_over_keys_
     row, copies, fresh = decoder.book.row([0]), [], []
     for g, table in enumerate(decoder.book.state.tables):
         target = decoder.book._free[g].pop()
-        copies.append(BlockCopy(g, table.block_ids[5], target))
+        copies.append(BlockCopy(g, table.block_ids[5], target, serial=g))
         fresh.append(FreshBlocks(g, 5, (target,)))
     batch = StepBatch((replace(row, fresh=(*fresh, *row.fresh)),), tuple(copies))
     decoder.cache.plan(batch)
     before = planes(decoder.cache)
     decoder.cache.plan(batch)
+    assert equal(planes(decoder.cache), before)
+
+
+def test_a_later_copy_between_the_same_blocks_is_made():
+    decoder = decoder_of()
+    decoder.step(CONTEXT)
+    row = decoder.book.row([0])
+    target = decoder.book._free[0].pop()
+    fresh = (FreshBlocks(0, 5, (target,)), *row.fresh)
+    copy = BlockCopy(0, decoder.book.state.tables[0].block_ids[5], target, serial=1)
+    decoder.cache.plan(StepBatch((replace(row, fresh=fresh),), (copy,)))
+    before = planes(decoder.cache)
+    for layer in decoder.cache._groups[0].layers:
+        for side in (decoder.cache._layers[layer].blocks.k, decoder.cache._layers[layer].blocks.v):
+            for plane in side.planes().values():
+                plane[target * 16 : target * 16 + 16] = 0
+    decoder.cache.plan(StepBatch((replace(row, fresh=fresh),), (replace(copy, serial=2),)))
     assert equal(planes(decoder.cache), before)
 
 

@@ -234,7 +234,10 @@ class CachePool(RunPool):
                     self.prefix.forget(g, block_id)
         state.rope_offset += drop_tokens
         state.cursor = state.domain = None
-        return tuple([self._drop_front(state, g, max(t.live_start, start)) for g, t in enumerate(tables)])
+        freed = tuple([self._drop_front(state, g, max(t.live_start, start)) for g, t in enumerate(tables)])
+        for table in tables:
+            table.rotated_start = table.live_start
+        return freed
 
     def check_idle(self) -> None:
         """Assert at no cost, whenever no sequence is live, that every block is free, cached or parked."""

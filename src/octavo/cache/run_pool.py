@@ -14,7 +14,7 @@ from octavo.cache.admission_pool import AdmissionPool
 from octavo.cache.prefix_types import PrefixHit
 from octavo.cache.refusals import InvalidArgument
 from octavo.cache.sequence import GroupTable, PendingCopy, SequenceHandle, SequenceState
-from octavo.step_batch import BlockCopy, StorageKind
+from octavo.step_batch import StorageKind
 
 
 class RunPool(AdmissionPool):
@@ -75,7 +75,7 @@ class RunPool(AdmissionPool):
             table.block_ids.extend((*ids[: plan.num_shared], *taken))
             if not plan.num_shared:
                 pairs = zip(ids, taken, strict=False)
-                copies += [PendingCopy(BlockCopy(g, *pair), index, written) for index, pair in enumerate(pairs)]
+                copies += [PendingCopy(self._block_copy(g, *pair), index, written) for index, pair in enumerate(pairs)]
         return tables, copies
 
     def _check_private_run(self, state: SequenceState, first: int) -> None:

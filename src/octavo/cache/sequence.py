@@ -31,7 +31,8 @@ class GroupTable:
 
     Kept blocks hold the sequence's `keep` front tokens. Entries of the hole were freed by front trims, or not taken
     from a cached prefix. Spare blocks are reserved, or left by a rolled-back append. The planner was told of blocks
-    `[0, num_announced)`.
+    `[0, num_announced)`. Keys before `rotated_start` were hidden at the last context shift and not rotated with the
+    others, so they may not be seen again.
     """
 
     block_ids: list[int | None]
@@ -39,6 +40,7 @@ class GroupTable:
     hole_start: int
     hole_stop: int
     num_announced: int = 0
+    rotated_start: int = 0
 
     @property
     def num_held(self) -> int:
@@ -72,7 +74,7 @@ class GroupTable:
 
     def copy(self) -> GroupTable:
         """The same blocks, of which no planner was told."""
-        return GroupTable(list(self.block_ids), self.live_start, self.hole_start, self.hole_stop)
+        return replace(self, block_ids=list(self.block_ids), num_announced=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +138,12 @@ class SequenceState:
         return ids[index] if filled and index < len(ids) else None
 
     def can_rewind(self, group: int, spec_group: CacheGroup, written: int, block_size: int) -> bool:
-        """True if all that the token at position `written` attends to is still held in `group`."""
+        """True if all that the token at position `written` attends to is still held in `group`, and rotated."""
         table = self.tables[group]
         if self.rope_offset and written < self.keep + self.rope_offset:
             return False
-        if table.hole_start == table.hole_stop:
-            return True
-        return max(self.keep + self.rope_offset, spec_group.spec.first_visible(written)) >= table.hole_stop * block_size
+        held = table.hole_stop * block_size if table.hole_start < table.hole_stop else 0
+        return self.first_visible(spec_group, written) >= max(held, table.rotated_start)
 
     def rewind(self, groups: tuple[CacheGroup, ...], written: int, block_size: int) -> None:
         """Lower `written`, show again what the next token sees, and have blocks past the end announced again.

@@ -60,6 +60,7 @@ class SequencePool:
         self._generations = [0] * max_seqs
         self._slots: list[SequenceState | None] = [None] * max_seqs
         self._seq_ids: set[str] = set()
+        self._num_copies = 0  # ever
 
     # -- what there is ------------------------------------------------------------------------------------------
 
@@ -315,7 +316,11 @@ class SequencePool:
         source = table.block_ids[index]
         assert source is not None, "only a held block is replaced"
         table.block_ids[index] = target
-        state.copies.append(PendingCopy(BlockCopy(group, source, target), index, state.written))
+        state.copies.append(PendingCopy(self._block_copy(group, source, target), index, state.written))
+
+    def _block_copy(self, group: int, source: int, target: int) -> BlockCopy:
+        self._num_copies += 1
+        return BlockCopy(group, source, target, self._num_copies)
 
     def _announce(self, state: SequenceState) -> tuple[FreshBlocks, ...]:
         num_blocks = -(-state.written // self.block_size)

@@ -95,8 +95,8 @@ class KVCache:
         }
         self._undo = UndoLog(list(self._rings.values()), max_seqs)
         self._frequencies: dict[int, Tensor] = {}
-        # Per slot: generation, first position and copies of its last step with any.
-        self._copied: dict[int, tuple[int, int, frozenset[BlockCopy]]] = {}
+        # Per slot: generation, and serials of the copies made for it.
+        self._copied: dict[int, tuple[int, set[int]]] = {}
         self._plans: list[Any] = []
         self._codec_names = (codecs[0].name, codecs[1].name)
         self._movers = [
@@ -135,14 +135,16 @@ class KVCache:
         rises = self._rises(batch)
         owned = _copies_by_row(batch)
         for row, copies in owned:
-            for copy in copies - self._made_copies(row):
-                self._copy_block(copy)
+            made = self._made_copies(row)
+            for copy in copies:
+                if copy.serial not in made:
+                    self._copy_block(copy)
         for row in batch.rows:
             self._tables[row.slot].update(row)
         for row, delta in rises:
             self._rotate_back(row, delta)
         for row, copies in owned:
-            self._copied[row.slot] = (row.generation, row.start, copies | self._made_copies(row))
+            self._copied[row.slot] = (row.generation, self._made_copies(row) | {copy.serial for copy in copies})
         self._undo.follow(batch)
         self._plans = [attention.plan(batch, g, self._tables) for g, attention in enumerate(self._attention)]
         for attention, plan in zip(self._attention, self._plans, strict=True):
@@ -157,12 +159,12 @@ class KVCache:
         group = self._group_of[layer]
         return self._attention[group].compute(self._plans[group], self._layers[layer], q, k, v)
 
-    def _made_copies(self, row: StepRow) -> frozenset[BlockCopy]:
-        """Those that a step has made which failed, if `row` stands for it. To make them again would bring back keys as
-        they were before a context shift.
+    def _made_copies(self, row: StepRow) -> set[int]:
+        """Serials of those made for the row's sequence, by a step that failed too. To make one again would bring back
+        keys as they were before a context shift.
         """
-        generation, start, copies = self._copied.get(row.slot, (None, None, frozenset()))
-        return copies if (generation, start) == (row.generation, row.start) else frozenset()
+        generation, serials = self._copied.get(row.slot, (None, set()))
+        return serials if generation == row.generation else set()
 
     def _copy_block(self, copy: BlockCopy) -> None:
         source, target = copy.source * self._block_size, copy.target * self._block_size
@@ -301,16 +303,16 @@ class KVCache:
         self._undo.set_written(slot, state.written)
 
 
-def _copies_by_row(batch: StepBatch) -> list[tuple[StepRow, frozenset[BlockCopy]]]:
+def _copies_by_row(batch: StepBatch) -> list[tuple[StepRow, list[BlockCopy]]]:
     """Whose blocks a step copies into: what a row has copied is among what it says it gained."""
     if not batch.copies:
         return []
     owners = {(fresh.group, block): row for row in batch.rows for fresh in row.fresh for block in fresh.block_ids}
-    copies: dict[int, tuple[StepRow, set[BlockCopy]]] = {}
+    copies: dict[int, tuple[StepRow, list[BlockCopy]]] = {}
     for copy in batch.copies:
         row = owners[copy.group, copy.target]
-        copies.setdefault(row.slot, (row, set()))[1].add(copy)
-    return [(row, frozenset(found)) for row, found in copies.values()]
+        copies.setdefault(row.slot, (row, []))[1].append(copy)
+    return list(copies.values())
 
 
 def _group_attention(
