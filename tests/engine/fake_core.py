@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from octavo.engine.events import RequestTimes, StepEvent
+from octavo.engine.machine import MachineView
 from octavo.engine.stats import BlockCounts
 from octavo.engine.step_meter import EngineUsage
 from octavo.errors import InvalidRequest
@@ -67,6 +68,9 @@ class FakeCore:
             blocks=(BlockCounts(10 - self.num_running, self.num_running, 0),), kv_bytes=7, weight_bytes=5
         )
 
+    def machine(self) -> MachineView:
+        return MachineView(num_left_out=self.num_waiting)
+
     def add(self, request: Request) -> None:
         kind = request.prompt_token_ids[0]
         if kind == self.REFUSED:
@@ -110,7 +114,7 @@ class FakeCore:
             del self.running[request.request_id]
         return StepEvent(
             delta,
-            times=RequestTimes(0.0, 0.0) if last else None,
+            times=RequestTimes(0.0, 0.0, 0.0, 0.0) if last else None,
             num_cached_tokens=1 if token == 0 else None,
         )
 

@@ -208,7 +208,7 @@ class FakeEngine:
         events = self._cut_by_fault(events)
         events[0] = replace(events[0], num_cached_tokens=0)
         if events[-1].fault is None:
-            events[-1] = replace(events[-1], times=RequestTimes(0.001, 0.002))
+            events[-1] = replace(events[-1], times=RequestTimes(1.0, 1.001, 1.002, 1.004))
         if params.prompt_logprobs is not None and request.choice == 0:
             scored = tuple(self._logprobs(each, params.prompt_logprobs) for each in request.prompt_token_ids[1:])
             events[0] = replace(events[0], prompt_logprobs=(None, *scored))

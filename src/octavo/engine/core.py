@@ -195,7 +195,8 @@ class EngineCore:
             index=request.choice,
             request_id=request.request_id,
         )
-        live = LiveRequest(state, output, start, hand_off.export, scores=scores_of(request), pooled=pooled_of(request))
+        now = time.perf_counter()
+        live = LiveRequest(state, output, start, hand_off.export, now, scores_of(request), pooled_of(request))
 
         def go_on(grammar: GrammarMatcher | None) -> None:
             live.grammar = grammar
@@ -205,7 +206,7 @@ class EngineCore:
             go_on(None)
         else:
             self.grammars.add(request, go_on)
-        self._deadlines.add(request, time.perf_counter())
+        self._deadlines.add(request, now)
         self._live[request.request_id] = live
 
     def export(self, request_id: str) -> KVSnapshot:
@@ -388,7 +389,7 @@ class EngineCore:
             scored = live.scores.entries if live.scores is not None and error is None else None
             live.scores = None
             embedding = live.pooled.vector if live.pooled is not None and error is None else None
-            times = snapshot = None
+            times, snapshot = None if num_cached is None else live.times(), None
             if delta.finish_reason is not None:
                 times = live.times(now)
                 if live.export and error is None and live.handle is not None:

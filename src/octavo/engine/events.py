@@ -18,16 +18,33 @@ Fault = Literal[
 
 @dataclass(frozen=True, slots=True)
 class RequestTimes:
-    """Seconds from the first step to the first token, and from there to the last."""
+    """When a request was queued, began its first step, got its first token and ended; None for what has not come about.
 
-    prefill_s: float
-    decode_s: float
+    Seconds by `time.perf_counter`, which all processes of a machine read alike.
+    """
+
+    queued: float
+    started: float | None = None
+    first_token: float | None = None
+    ended: float | None = None
+
+    @property
+    def prefill_s(self) -> float:
+        """Seconds from the first step to the first token, or to an end that came before it."""
+        until = self.ended if self.first_token is None else self.first_token
+        return 0.0 if self.started is None or until is None else until - self.started
+
+    @property
+    def decode_s(self) -> float:
+        """Seconds from the first token to the end."""
+        return 0.0 if self.first_token is None or self.ended is None else self.ended - self.first_token
 
 
 @dataclass(frozen=True, slots=True)
 class StepEvent:
-    """What a step did for one request: a piece of text, and at its end the times, or the fault that ended it.
+    """What a step did for one request: a piece of text, and at its end the fault that ended it, if one did.
 
+    `times` come with the first event and the last.
     `error` is one line for a person and comes with finish reason `error`; `fault` says which kind it is.
     `num_cached_tokens` of the prompt were not computed, for their K/V was there; it comes with the first event.
     `prompt_logprobs` come with the first event of a request that asked for them: one entry per prompt token, None for

@@ -23,12 +23,13 @@ from octavo.tokenizer.detokenizer import IncrementalDetokenizer
 
 @dataclass(slots=True)
 class LiveRequest:
-    """`started` and `first_token` are times by `time.perf_counter`."""
+    """`queued`, `started` and `first_token` are times by `time.perf_counter`."""
 
     state: RequestState
     output: OutputProcessor
     start: KVSnapshot | None  # until it has been imported
     export: bool
+    queued: float
     scores: PromptScores | None = None  # until they are told
     pooled: PooledPrompt | None = None
     handle: SequenceHandle | None = None  # of the last step
@@ -60,10 +61,9 @@ class LiveRequest:
         if self.pooled is not None:
             self.pooled.add(hidden, start)
 
-    def times(self, now: float) -> RequestTimes:
-        """Of a request that ends `now`, before its first step or token perhaps."""
-        first_token = self.first_token or now
-        return RequestTimes(first_token - (self.started or now), now - first_token)
+    def times(self, ended: float | None = None) -> RequestTimes:
+        """So far, or of a request that has `ended`, before its first step or token perhaps."""
+        return RequestTimes(self.queued, self.started, self.first_token, ended)
 
     def sampler_row(self) -> SamplerRow:
         state, request = self.state, self.state.request
