@@ -6,10 +6,19 @@ import time
 
 import pytest
 
+from octavo.engine.core import EngineCore
 from octavo.engine.events import RequestTimes
+from octavo.engine.loaded_model import LoadedModel
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
-from tests.engine.tiny_engines import Driver, prompt_of
+from tests.engine.tiny_engines import Driver, Outcome, prompt_of
+
+
+def core_of(loaded: LoadedModel, *names: str) -> EngineCore:
+    """An engine that runs one request at a time; those of `names` may come."""
+    driver = Driver(loaded, max_num_seqs=1)
+    driver.outcomes = {name: Outcome() for name in names}
+    return driver.core
 
 
 def request_of(name: str, num_tokens: int, **fields: object) -> Request:
@@ -18,7 +27,7 @@ def request_of(name: str, num_tokens: int, **fields: object) -> Request:
 
 
 def test_the_first_event_and_the_last_carry_the_times_and_no_other_does(load):
-    core = Driver(load()).core
+    core = core_of(load(), "a")
     before = time.perf_counter()
     core.add(request_of("a", 4))
     added = time.perf_counter()
@@ -35,7 +44,7 @@ def test_the_first_event_and_the_last_carry_the_times_and_no_other_does(load):
 
 
 def test_one_that_waits_begins_when_the_one_before_it_has_ended(load):
-    core = Driver(load(), max_num_seqs=1).core
+    core = core_of(load(), "runs", "waits")
     for name in ("runs", "waits"):
         core.add(request_of(name, 3))
     ends: dict[str, RequestTimes] = {}
@@ -48,7 +57,7 @@ def test_one_that_waits_begins_when_the_one_before_it_has_ended(load):
 
 
 def test_one_that_expires_in_the_queue_never_began(load):
-    core = Driver(load(), max_num_seqs=1).core
+    core = core_of(load(), "expires")
     core.add(request_of("expires", 3, queue_timeout_s=1000))
     (expired,) = core.expire(time.perf_counter() + 1000)
     assert expired.times is not None and expired.times.ended is not None
