@@ -232,18 +232,21 @@ def test_more_than_may_wait_are_told_to_come_again_and_nothing_of_them_is_sent()
     play(scene, ServingLimits(max_queue=3))
 
 
-def test_choices_enter_the_queue_all_or_none() -> None:
+def test_choices_enter_together_once_there_is_room_for_one_so_that_single_ones_cannot_keep_them_out() -> None:
     async def scene(engine: RemoteEngine, link: FakeLink) -> None:
-        reader = asyncio.create_task(collect(engine, "a", "b"))
+        readers = [asyncio.create_task(collect(engine, str(i))) for i in range(4)]  # 2 run, 2 wait
         await turn()
         with pytest.raises(QueueFull):
-            await collect(engine, "c", "d")
-        other = asyncio.create_task(collect(engine, "e"))
+            await collect(engine, "a", "b", "c")
+        link.step(last(0, "0"), received=4, waiting=1, running=2)  # as each time a single one gets in
+        readers.append(asyncio.create_task(collect(engine, "a", "b", "c")))
         await turn()
-        assert not other.done()
-        await end(reader, other)
+        assert not readers[-1].done()
+        with pytest.raises(QueueFull, match="4 requests wait already and at most 2 may"):
+            await collect(engine, "d")
+        await end(*readers)
 
-    play(scene, ServingLimits(max_queue=1))
+    play(scene, ServingLimits(max_queue=2))
 
 
 def test_more_choices_than_can_ever_be_there_are_refused_for_good() -> None:
@@ -276,10 +279,10 @@ def test_the_time_to_come_again_follows_how_fast_requests_end() -> None:
         for ended in range(2):
             link.step(last(ended, str(ended)), received=6, waiting=4, running=2)
             now += 7.0
-        link.step(last(2, "2"), received=6, waiting=2, running=1)
+        link.step(last(2, "2"), received=6, waiting=4, running=2)
         with pytest.raises(QueueFull) as refusal:
             await collect(engine, *map(str, range(10, 14)))
-        assert refusal.value.retry_after_s == 14  # 2 too many, 7 seconds each
+        assert refusal.value.retry_after_s == 7  # 1 too many, 7 seconds each
         await end(*readers)
 
     play(scene, ServingLimits(max_queue=4))

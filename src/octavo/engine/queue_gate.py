@@ -14,8 +14,9 @@ _WEIGHT = 0.2  # of the newest interval in the mean
 class QueueGate:
     """Admits to the queue by what the engine told last, and what it was sent since.
 
-    Up to `max_num_seqs` run; `max_queue` more may wait. While the engine has left some waiting, free slots do not
-    count: what it lacks is memory.
+    Up to `max_num_seqs` run; `max_queue` more may wait. A request enters with all its choices once there is room for
+    one of them, so that single ones, coming without end, never keep out one of several; the queue is over its bound by
+    the other choices then. While the engine has left some waiting, free slots do not count: what it lacks is memory.
     """
 
     def __init__(self, max_queue: int, max_num_seqs: int) -> None:
@@ -32,9 +33,9 @@ class QueueGate:
         return max(0, self._num_waiting + self._num_sent - self._num_received - free)
 
     def admit(self, n: int) -> int:
-        """Count `n` requests as sent; how many were sent before. All or none.
+        """Count the `n` choices of a request as sent; how many were sent before.
 
-        Raises `QueueFull`, or `InvalidRequest` if so many can never be there at once.
+        Raises `QueueFull`, or `InvalidRequest` if so many choices can never be there at once.
         """
         if n > self._max_num_seqs + self._max_queue:
             raise InvalidRequest(
@@ -42,7 +43,7 @@ class QueueGate:
                 "ask for fewer, or raise --max-queue"
             )
         free = 0 if self._num_waiting else max(0, self._max_num_seqs - self._num_running)
-        excess = self._num_waiting + self._num_sent - self._num_received + n - free - self._max_queue
+        excess = self._num_waiting + self._num_sent - self._num_received + 1 - free - self._max_queue
         if excess > 0:
             retry = self._retry_after(excess)
             raise QueueFull(
