@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -56,6 +57,10 @@ ReasoningParser = Annotated[
         "--reasoning-parser", help="Markers around the model's thinking; auto is by its chat template, none is off."
     ),
 ]
+OtlpEndpoint = Annotated[
+    str | None,
+    option("--otlp-endpoint", help="Send OpenTelemetry traces to this collector, such as http://127.0.0.1:4318."),
+]
 
 
 @flags.with_engine_flags()
@@ -84,12 +89,14 @@ def serve(
     exit_on_failure: ExitOnFailure = False,
     tool_parser: ToolParser = "auto",
     reasoning_parser: ReasoningParser = "auto",
+    otlp_endpoint: OtlpEndpoint = None,
 ) -> None:
     """Serve one model to OpenAI clients. SIGTERM or Ctrl-C lets running requests end; a second one does not."""
     # Whatever can be wrong is found before the address is taken, and that before anything heavy is imported.
     from octavo.server.key_file import read_key_file
     from octavo.server.listener import check_tls, listen
     from octavo.server.settings import ServerSettings
+    from octavo.server.tracing.endpoint import traces_url
 
     settings = ServerSettings(
         host=host,
@@ -109,6 +116,7 @@ def serve(
         exit_on_failure=exit_on_failure,
         tool_parser=tool_parser,
         reasoning_parser=reasoning_parser,
+        traces_url=traces_url(otlp_endpoint, os.environ),
     )
     if parallel < 1:
         raise InvalidRequest(f"--parallel is {parallel}; it must be at least 1")

@@ -14,7 +14,7 @@ CLIENT_GONE = 499  # shown for a request whose client left before its answer was
 _PROBES = ("/health", "/ready", "/metrics")  # asked every few seconds by machines
 _log = logging.getLogger("octavo.access")
 
-# The route's template, the outcome (see `_outcome`), seconds.
+# The route's template, the outcome (see `outcome_of`), seconds.
 OnAnswered = Callable[[str, str, float], None]
 
 
@@ -45,8 +45,8 @@ class AccessLog:
         finally:
             seconds = perf_counter() - begun
             shown = status if complete else CLIENT_GONE
-            outcome = scope["state"].get("outcome") or _outcome(shown)
-            endpoint = _endpoint(scope)
+            outcome = scope["state"].get("outcome") or outcome_of(shown)
+            endpoint = endpoint_of(scope)
             self._on_answered(endpoint, outcome, seconds)
             level = logging.DEBUG if endpoint in _PROBES else logging.INFO
             if _log.isEnabledFor(level):
@@ -62,13 +62,14 @@ class AccessLog:
                 _log.log(level, "%(method)s %(path).200s %(status)d %(outcome)s %(ms).1f ms from %(client)s", values)
 
 
-def _endpoint(scope: Scope) -> str:
+def endpoint_of(scope: Scope) -> str:
     """The template of the route that served it, so that a metric has as many series as there are routes."""
     route = scope.get("route")
     return "other" if route is None else str(route.path)
 
 
-def _outcome(status: int) -> str:
+def outcome_of(status: int) -> str:
+    """What became of a request: ok, client_error, overloaded, server_error or disconnected."""
     if status == CLIENT_GONE:
         return "disconnected"
     if status in (429, 503):

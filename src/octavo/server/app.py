@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import cast
 
 from fastapi import FastAPI, Request
@@ -29,12 +30,19 @@ from octavo.server.request_ids import RequestIds
 from octavo.server.responses import routes as responses_routes
 from octavo.server.settings import ServerSettings
 from octavo.server.state import ServerState
+from octavo.server.tracing.call import CallTrace
+from octavo.server.tracing.middleware import Tracing
 
 _log = logging.getLogger("octavo.server")
 
 
-def create_app(engine: ServingEngine, settings: ServerSettings) -> FastAPI:
-    """The ASGI application over `engine`, which may still be loading. It starts and stops nothing."""
+def create_app(
+    engine: ServingEngine, settings: ServerSettings, write_trace: Callable[[CallTrace], None] | None = None
+) -> FastAPI:
+    """The ASGI application over `engine`, which may still be loading. It starts and stops nothing.
+
+    `write_trace` is given every call that has ended, if calls are to be traced.
+    """
     state = ServerState(engine, settings)
     state.metrics.show_engine(engine)
     app = Described(
@@ -46,7 +54,7 @@ def create_app(engine: ServingEngine, settings: ServerSettings) -> FastAPI:
         docs_url=None,  # both would load scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,
-        middleware=_middlewares(state),
+        middleware=_middlewares(state, write_trace),
         exception_handlers={
             HTTPException: _on_http_exception,
             RequestValidationError: _on_validation_error,
@@ -66,14 +74,16 @@ def create_app(engine: ServingEngine, settings: ServerSettings) -> FastAPI:
     return app
 
 
-def _middlewares(state: ServerState) -> list[Middleware]:
+def _middlewares(state: ServerState, write_trace: Callable[[CallTrace], None] | None) -> list[Middleware]:
     """Outermost first. Everything that answers by itself stands inside the ids and the log."""
     settings = state.settings
     cors = [Middleware(Cors, origins=settings.cors_origins)] if settings.cors_origins else []
+    tracing = [Middleware(Tracing, write=write_trace)] if write_trace is not None else []
     return [
         Middleware(RootPath, prefix=settings.root_path),
         Middleware(RequestIds),
         Middleware(AccessLog, on_answered=state.metrics.count_request),
+        *tracing,
         *cors,
         Middleware(MessageErrors),
         # The application has one of these too, but outside of the middlewares that give an answer its id.

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -20,6 +20,7 @@ from octavo.server.app import create_app
 from octavo.server.connection import Connection
 from octavo.server.listener import is_loopback, url_of
 from octavo.server.settings import ServerSettings
+from octavo.server.tracing.call import CallTrace
 
 # How long the end of streams may take to reach their readers, once the engine has drained.
 FLUSH_TIMEOUT_S = 5
@@ -41,9 +42,22 @@ def serve(engine: ServingEngine, settings: ServerSettings, listener: socket.sock
     if not settings.api_keys and not is_loopback(listener):
         _log.warning("anyone who can reach %s can use it: no --api-key is set", url_of(listener, _tls(settings)))
     _allow_open_files(settings.max_connections + SPARE_FILES)
-    config = _uvicorn_config(engine, settings)
-    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        return runner.run(_serve(engine, settings, listener, _Server(config)))
+    with _tracing(settings.traces_url) as write_trace:
+        config = _uvicorn_config(engine, settings, write_trace)
+        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+            return runner.run(_serve(engine, settings, listener, _Server(config)))
+
+
+@contextmanager
+def _tracing(url: str | None) -> Iterator[Callable[[CallTrace], None] | None]:
+    """What is given every call that has ended; None to trace nothing."""
+    if url is None:
+        yield None
+        return
+    from octavo.server.tracing.spans import span_writer
+
+    with span_writer(url) as writer:
+        yield writer.write
 
 
 class _Server(uvicorn.Server):
@@ -149,10 +163,12 @@ def _describe(info: ModelInfo, settings: ServerSettings) -> str:
     )
 
 
-def _uvicorn_config(engine: ServingEngine, settings: ServerSettings) -> uvicorn.Config:
+def _uvicorn_config(
+    engine: ServingEngine, settings: ServerSettings, write_trace: Callable[[CallTrace], None] | None
+) -> uvicorn.Config:
     bounded = type("BoundedConnection", (Connection,), {"max_connections": settings.max_connections})
     return uvicorn.Config(
-        create_app(engine, settings),
+        create_app(engine, settings, write_trace),
         http=bounded,
         ws="none",
         lifespan="off",

@@ -26,7 +26,7 @@ class ServerSettings:
     may take to arrive, `drain_timeout_s` how long running ones may go on once the server ends. A stream that has
     nothing to say for `keep_alive_s` sends a comment. `max_choices` bounds `n` times prompts of a request,
     `max_prompts` the prompts. `tool_parser` and `reasoning_parser` name the form in which the model writes calls and
-    thinking; `auto` is what its chat template shows.
+    thinking; `auto` is what its chat template shows. Spans of calls are posted to `traces_url`, None for none.
     """
 
     host: str = "127.0.0.1"
@@ -52,6 +52,7 @@ class ServerSettings:
     max_connections: int = 4096
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
+    traces_url: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

@@ -18,6 +18,7 @@ from octavo.server.errors import model_not_found
 from octavo.server.metrics import ServerMetrics
 from octavo.server.responses.store import ResponseStore
 from octavo.server.settings import ServerSettings
+from octavo.server.tracing.call import current_call
 from octavo.tokenizer import Tokenizer
 
 
@@ -62,11 +63,16 @@ class ServerState:
 
     async def run(self, requests: Sequence[Request]) -> AsyncGenerator[list[StepEvent]]:
         """`engine.run`, timed for the metrics: first token and every one after it. Close it to abort."""
+        call = current_call.get()
+        if call is not None:
+            call.begin(requests, self.model_names()[0])
         begun = perf_counter()
         async with aclosing(self.engine.run(requests)) as batches:
             timer = self.metrics.token_timer(begun)
             async for events in batches:
                 timer.note(events)
+                if call is not None:
+                    call.note(events)
                 yield events
 
 
