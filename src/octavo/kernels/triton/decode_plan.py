@@ -1,0 +1,163 @@
+"""Which program of a paged decode attends over which columns. Plain numpy on the host: decides, launches nothing.
+
+A column is a position in a sequence's block table: block `column // block_size`, row `column % block_size` of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+EXACT_CHUNK = 256  # columns; where `--exact` cuts, at absolute multiples
+GRAIN = 64  # columns; other cuts lie at multiples of the largest tile
+ITEM_FIELDS, MERGE_FIELDS, GAP_FIELDS = 8, 4, 2
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """The sequences of a step, [R] each: `num_queries` consecutive query rows from `first_query` on, 0 for padding.
+
+        columns     first_column ...... | keep ... keep + skip | ...... columns
+                    visible             | gap, hidden          | visible, the last one is the last query row's own
+
+    `first_column` is the first that the first query row sees. `table_begin` is where column 0's block id lies in the
+    flat table. An empty sequence has `columns` 0 (or less) and gets zeros.
+    """
+
+    first_query: Ints
+    num_queries: Ints
+    first_column: Ints
+    columns: Ints
+    table_begin: Ints
+    keep: Ints | None = None
+    skip: Ints | None = None
+
+    @property
+    def has_gaps(self) -> bool:
+        return self.skip is not None and bool(self.skip.any())
+
+
+@dataclass(frozen=True, slots=True)
+class WorkList:
+    """What the kernels read: `items` [capacity, 8], `merges` [R, 4] and `gaps` [R, 2], int32.
+
+    item     first query row, query rows, first column, end column, table offset, partial slot or -1, columns, sequence
+    merge    first query row, query rows, first slot, slots (0 where one item did it all)
+
+    `first_items` [R + 1] are where each sequence's items begin. Items from `num_items` on are zeros and do nothing.
+    """
+
+    items: NDArray[np.int32]
+    merges: NDArray[np.int32]
+    gaps: NDArray[np.int32]
+    first_items: Ints
+    num_slots: int
+
+    @property
+    def num_items(self) -> int:
+        return int(self.first_items[-1])
+
+    def advance(self, rows: DecodeRows) -> bool:
+        """Take over new bounds of the same sequences, cut as before; False, with nothing changed, if they must be cut
+        anew: where a sequence's first chunk has become empty, or its last one has grown by more than a chunk.
+        """
+        first, last = self.first_items[:-1], self.first_items[1:] - 1
+        columns, begin = _bounds(rows)
+        single = first == last
+        grown = columns - self.items[last, 2] > 2 * np.maximum(self.items[first, 3] - self.items[first, 2], GRAIN)
+        emptied = begin >= np.where(single, columns, self.items[first, 3])
+        if bool((grown | emptied).any()):
+            return False
+        self.items[first, 2] = begin
+        self.items[last, 3] = columns
+        self.items[: self.num_items, 6] = np.repeat(columns, np.diff(self.first_items))
+        return True
+
+
+def chunk_length(lengths: Ints, max_items: int, least: int) -> int:
+    """Columns in a chunk, a multiple of GRAIN and at least `least`, so that all sequences give at most `max_items`.
+
+    `max_items` below the number of sequences counts as that number.
+    """
+    budget = max(max_items, len(lengths))
+    length = max(least, GRAIN * -(-int(lengths.sum()) // (budget * GRAIN)))
+    while int(np.maximum(-(-lengths // length), 1).sum()) > budget:
+        length += max(GRAIN, length // 16 // GRAIN * GRAIN)
+    return length
+
+
+def build_work_list(rows: DecodeRows, *, chunk: int, exact: bool, capacity: int | None = None) -> WorkList:
+    """Cut every sequence into equal parts of at most `chunk` columns, or at absolute multiples of `chunk` if `exact`.
+
+    `capacity` pads the items for a launch geometry that has been captured; it must hold them.
+    """
+    columns, begin = _bounds(rows)
+    num_rows = len(columns)
+    if exact:
+        origin, step = begin // chunk * chunk, np.full(num_rows, chunk)
+        pieces = np.maximum(-(-(columns - origin) // step), 1)
+    else:
+        origin = begin // GRAIN * GRAIN
+        pieces = np.maximum(-(-(columns - origin) // chunk), 1)
+        step = GRAIN * -(-(columns - origin) // (pieces * GRAIN))
+        pieces = np.maximum(-(-(columns - origin) // np.maximum(step, 1)), 1)
+    first_items = np.concatenate(([0], np.cumsum(pieces)))
+    num_items = int(first_items[-1])
+    assert capacity is None or num_items <= capacity, f"{num_items} items in a work list for {capacity}"
+    items = np.zeros((capacity or num_items, ITEM_FIELDS), dtype=np.int32)
+    sequence = np.repeat(np.arange(num_rows), pieces)
+    place = np.arange(num_items) - first_items[sequence]
+    cut = pieces > 1
+    slots = np.where(cut, pieces, 0)
+    first_slot = np.concatenate(([0], np.cumsum(slots)))
+    live = items[:num_items]
+    live[:, 0] = rows.first_query[sequence]
+    live[:, 1] = rows.num_queries[sequence]
+    live[:, 2] = np.maximum(origin[sequence] + place * step[sequence], begin[sequence])
+    live[:, 3] = np.minimum(origin[sequence] + (place + 1) * step[sequence], columns[sequence])
+    live[:, 4] = rows.table_begin[sequence]
+    live[:, 5] = np.where(cut[sequence], first_slot[sequence] + place, -1)
+    live[:, 6] = columns[sequence]
+    live[:, 7] = sequence
+    merges = np.stack((rows.first_query, rows.num_queries, first_slot[:-1], slots), axis=1).astype(np.int32)
+    gaps = np.zeros((num_rows, GAP_FIELDS), dtype=np.int32)
+    if rows.keep is not None and rows.skip is not None:
+        gaps[:, 0], gaps[:, 1] = rows.keep, rows.skip
+    return WorkList(items, merges, gaps, first_items, int(first_slot[-1]))
+
+
+def first_visible(columns: Ints, window: int | None, keep: Ints | None, skip: Ints | None) -> Ints:
+    """First column that a query whose own column is the last of `columns` sees."""
+    if window is None:
+        return np.zeros_like(columns)
+    gap = np.zeros_like(columns) if skip is None else skip
+    position = np.maximum(columns - gap - window, 0)
+    return position if keep is None else position + np.where(position >= keep, gap, 0)
+
+
+def one_row_each(rows: DecodeRows, window: int | None) -> DecodeRows:
+    """The same queries with one row per sequence: what a row sees no longer depends on those beside it."""
+    sequence = np.repeat(np.arange(len(rows.columns)), rows.num_queries)
+    place = np.arange(len(sequence)) - np.repeat(np.cumsum(rows.num_queries) - rows.num_queries, rows.num_queries)
+    columns = rows.columns[sequence] - (rows.num_queries[sequence] - 1 - place)
+    keep = None if rows.keep is None else rows.keep[sequence]
+    skip = None if rows.skip is None else rows.skip[sequence]
+    return DecodeRows(
+        first_query=rows.first_query[sequence] + place,
+        num_queries=np.ones(len(sequence), dtype=np.int64),
+        first_column=np.maximum(first_visible(columns, window, keep, skip), rows.first_column[sequence]),
+        columns=columns,
+        table_begin=rows.table_begin[sequence],
+        keep=keep,
+        skip=skip,
+    )
+
+
+def _bounds(rows: DecodeRows) -> tuple[Ints, Ints]:
+    """End and first visible column of every sequence; equal where it sees nothing."""
+    columns = np.where(rows.num_queries > 0, np.maximum(rows.columns, 0), 0)
+    return columns, np.clip(rows.first_column, 0, columns)
