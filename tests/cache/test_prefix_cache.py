@@ -257,6 +257,24 @@ def test_an_idle_copy_gives_way_to_a_live_one_of_the_same_tokens() -> None:
     assert look_up(pool, [*tokens, 1]).blocks == (pool.table(second, 0),)
 
 
+def test_a_sequence_whose_cached_beginning_gave_way_to_another_goes_on_in_its_own() -> None:
+    pool, tokens = make_pool(num_blocks=12), list(range(64))
+    others = [*tokens[:16], *range(100, 132)]
+    first, second = write(pool, "a", tokens[:48]), pool.allocate("b", PAGED, 64, prefix=look_up(pool, tokens[:1]))
+    pool.append(second, 48)
+    pool.donate(second, lambda start, stop: tokens[start:stop], 48)  # the cache has these, in the first one's blocks
+    pool.release(first)
+    third = pool.allocate("c", PAGED, 64, prefix=look_up(pool, others))
+    pool.prefix.evict(0, pool.num_free_blocks[0])
+    pool.append(third, 32)
+    pool.donate(third, lambda start, stop: others[start:stop], 48)
+    pool.append(second, 16)
+    pool.donate(second, lambda start, stop: tokens[start:stop], 64)
+    assert look_up(pool, [*others, *tokens[48:], 1]).blocks == (pool.table(third, 0),)
+    assert look_up(pool, [*tokens, 1]).num_tokens == 64
+    pool.check_integrity()
+
+
 def test_a_window_that_leaves_a_shared_block_behind_claims_another_in_its_place() -> None:
     pool = CachePool([SLIDING], 16, [20], 3, max_append_tokens=16)
     first = write(pool, "a", list(range(32)))

@@ -470,6 +470,7 @@ def test_a_queue_that_is_full_is_told_at_once_and_takes_more_when_it_has_room(fa
             reader.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
         await engine.reset_prefix_cache()  # answered after the aborts
+        await idle(engine)
         assert len(ids_of(await collect(engine, request_of("next", 5)))) == 5
 
     fake.play(scene)

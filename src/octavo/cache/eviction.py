@@ -288,6 +288,7 @@ class Eviction:
             del ids[index]
             node.first_held[g] = min(node.first_held[g], index)
         del node.tokens[index * self._tree.stride :]
+        node.num_cuts += 1
 
     def _cut(self, node: PrefixNode, index: int) -> None:
         """Give up everything from block `index` of `node` on, and all below it."""

@@ -28,10 +28,13 @@ from octavo.step_batch import StorageKind
 
 @dataclass(slots=True)
 class PrefixCursor:
-    """How far a sequence's blocks are in the tree: up to absolute block `stop`, within `node`."""
+    """How far a sequence's blocks are in the tree: up to absolute block `stop`, within `node`, which was cut
+    `num_cuts` times by then.
+    """
 
     node: PrefixNode
     stop: int
+    num_cuts: int
 
 
 class PrefixCache:
@@ -135,8 +138,11 @@ class PrefixCache:
     # -- taking in ----------------------------------------------------------------------------------------------
 
     def resume(self, cursor: PrefixCursor | None) -> PrefixCursor | None:
-        """`cursor` if it still points into the tree, else None: then the prefix must be told from its start."""
-        if cursor is None or not cursor.node.alive:
+        """`cursor` if it still points to its tokens, else None: then the prefix must be told from its start.
+
+        Where an edge was cut, others' tokens may stand since, so a cut since the cursor was made ends it.
+        """
+        if cursor is None or not cursor.node.alive or cursor.num_cuts != cursor.node.num_cuts:
             return None
         return cursor if cursor.node.start < cursor.stop <= self._tree.stop(cursor.node) else None
 
@@ -172,7 +178,7 @@ class PrefixCache:
                 return self._grow(domain, node, at, tokens[(at - first) * tree.stride :], rest)
             node = child
         self._touch(node)
-        return PrefixCursor(node, at)
+        return PrefixCursor(node, at, node.num_cuts)
 
     def attach_snapshot(self, domain: PrefixDomain, tokens: TokenRun, snapshot: Snapshot) -> bool:
         """Keep `snapshot` of a sequence that holds exactly `tokens`; False if a limit leaves no room for it, or the
@@ -327,7 +333,7 @@ class PrefixCache:
         if node.is_root:
             self._tree.remove_root(node)
             return None
-        return PrefixCursor(node, at + taken)
+        return PrefixCursor(node, at + taken, node.num_cuts)
 
 
 def _check_limit(limit_bytes: int | None) -> None:

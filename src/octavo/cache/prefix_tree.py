@@ -12,6 +12,7 @@ class PrefixNode:
 
     `tokens` has `stop - start` blocks of encoded ids; `blocks[group]` as many block ids, None where none is held, all
     None before `first_held[group]`. `snapshots` are by the absolute block they end at. `queued` has a bit per queue.
+    `num_cuts` counts the blocks taken off the end, after which other ones may have been put there.
     """
 
     __slots__ = (
@@ -21,6 +22,7 @@ class PrefixNode:
         "first_held",
         "key",
         "last_use",
+        "num_cuts",
         "parent",
         "queued",
         "root_key",
@@ -47,6 +49,7 @@ class PrefixNode:
         self.snapshots: dict[int, Snapshot] = {}
         self.last_use = 0
         self.queued = 0
+        self.num_cuts = 0
         self.alive = True
         self.key = b""  # under which its parent has it
 
