@@ -13,6 +13,8 @@ from octavo.engine.wire import (
     Command,
     Fatal,
     FrameReader,
+    Inspect,
+    Inspected,
     Message,
     PrefixCacheReset,
     Refused,
@@ -244,3 +246,13 @@ def test_only_events_that_add_nothing_but_text_and_tokens_are_sent_plain(more: d
     assert encode(7, StepEvent(TextDelta("a", 0, "x", (1,)))) == (7, "x", (1,))
     event = StepEvent(delta, **more)  # type: ignore[arg-type]
     assert encode(7, event) == (7, event)
+
+
+def test_a_snapshot_is_made_when_asked_for_and_its_numbers_are_of_one_moment() -> None:
+    core = FakeCore(slots=1)
+    port = run(core, [Submit(0, (request_of("a", 2), request_of("b", 1)))], [Inspect(7)])
+    [told] = [message for message in port.sent if isinstance(message, Inspected)]
+    snapshot = told.snapshot
+    assert told.call == 7 and snapshot.took_s > 0
+    assert (snapshot.stats.num_running, snapshot.stats.num_waiting, snapshot.view.num_left_out) == (1, 1, 1)
+    assert snapshot.stats.blocks[0].live == 1 and snapshot.stats.generated_tokens == 1

@@ -9,7 +9,9 @@ from functools import cache
 
 from tokenizers.pre_tokenizers import ByteLevel
 
+from octavo.cache.block_map import CellRun, GroupMap
 from octavo.engine.events import Fault, RequestTimes, StepEvent
+from octavo.engine.machine import MachineSnapshot, MachineView, RequestProgress
 from octavo.engine.serving import EngineState, EngineStatus, ModelInfo
 from octavo.engine.stats import BlockCounts, EngineStats, HistogramCounts, PrefixCounts, RouteCount
 from octavo.errors import EngineFault, NotReady, OctavoError
@@ -83,6 +85,25 @@ STATS = EngineStats(
     weight_bytes=8192,
 )
 
+VIEW = MachineView(
+    maps=(
+        GroupMap(
+            8,
+            16,
+            1,
+            (5, 2, 0, 1, 0),
+            (("one",),),
+            (CellRun(2, 1, 0, 1, 16, 1), CellRun(1, 3, -1, 1, 16, 1), CellRun(5, 0, -1, 0, 0, 0)),
+        ),
+        GroupMap(8, 16, 1, (7, 1, 0, 0, 0), (("one",),), (CellRun(1, 1, 0, 1, 5, 1), CellRun(7, 0, -1, 0, 0, 0))),
+    ),
+    requests=(RequestProgress("one", 0, "running", 0, 21, 21, 0, 3, 8, 0.5),),
+    memory={"kv_bytes": 4096, "weight_bytes": 8192},
+    group_kinds=("full", "sliding"),
+    group_layers=(2, 1),
+    group_windows=(None, 64),
+)
+
 
 @dataclass
 class FakeEngine:
@@ -106,6 +127,10 @@ class FakeEngine:
     model_info: ModelInfo = INFO
     model_tokenizer: Tokenizer = field(default_factory=byte_tokenizer)
     counted: EngineStats = STATS
+    view: MachineView = VIEW
+    inspect_s: float = 0.0
+    inspect_took_s: float = 0.0
+    num_inspected: int = 0
     requests: list[Request] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     drained: list[float] = field(default_factory=list)
@@ -242,6 +267,14 @@ class FakeEngine:
             return None
         top = [(token_id, -0.5), *(((token_id + i) % self.model_info.vocab_size, -1.0 - i) for i in range(1, k))]
         return TokenLogprobs(token_id, -0.5, tuple(top[:k]))
+
+    async def inspect(self) -> MachineSnapshot:
+        if self.state not in ("ready", "draining"):
+            raise NotReady(f"the engine is {self.state}")
+        self.num_inspected += 1
+        if self.inspect_s:
+            await asyncio.sleep(self.inspect_s)
+        return MachineSnapshot(self.num_inspected * 0.5, self.inspect_took_s, self.counted, self.view)
 
     async def reset_prefix_cache(self) -> int:
         if self.state not in ("ready", "draining"):

@@ -73,6 +73,10 @@ class BlockPool:
         """True if more than one holder other than the prefix cache has a reference."""
         return self._refcounts[block_id] > (2 if self._marks[block_id] else 1)
 
+    def holders(self) -> tuple[Sequence[int], bytes]:
+        """Of every block, its references, and 0 if none of them is the prefix cache's. To be read at once."""
+        return self._refcounts, bytes(self._marks)
+
     def longest_run(self, with_cached: bool = False) -> int:
         """Blocks in the longest contiguous run of free blocks, or of free and cached ones. Reads every block."""
         if not with_cached or not self._num_cached:

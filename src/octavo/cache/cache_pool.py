@@ -37,6 +37,10 @@ class CachePool(RunPool):
         self._parked: dict[int, ParkedSequence] = {}
         self._num_parked = 0  # ever
 
+    def parked_sequences(self) -> list[ParkedSequence]:
+        """All that are parked now."""
+        return list(self._parked.values())
+
     # -- room to share -----------------------------------------------------------------------------------
 
     def can_adopt(self, parked: ParkedSequence, max_tokens: int | None = None) -> bool:
@@ -248,7 +252,7 @@ class CachePool(RunPool):
 
     def check_integrity(self) -> None:
         """Assert that pools, slots, tables and prefix cache agree, reference by reference. Reads every block."""
-        live = [state for state in self._slots if state is not None]
+        live = self.sequences()
         assert len(live) == len(self._seq_ids) == self.max_seqs - len(self._free_slots), "slots and sequences disagree"
         self.prefix.check_integrity()
         for g, pool in enumerate(self.pools):

@@ -80,6 +80,10 @@ class SequencePool:
             raise StaleHandle(f"slot {slot}, generation {handle.generation} is no longer live; allocate a new sequence")
         return state
 
+    def sequences(self) -> list[SequenceState]:
+        """All that are live, by slot; the caller only reads them."""
+        return [state for state in self._slots if state is not None]
+
     def written(self, handle: SequenceHandle) -> int:
         return self.sequence(handle).written
 

@@ -18,6 +18,7 @@ from typing import Any
 from octavo.config import EngineConfig
 from octavo.engine.engine_link import EngineLink, ProcessLink, ThreadLink, log_level
 from octavo.engine.events import Fault, StepEvent
+from octavo.engine.machine import MachineSnapshot
 from octavo.engine.outbox import Choice, Outbox
 from octavo.engine.queue_gate import QueueGate
 from octavo.engine.serving import EngineState, EngineStatus, ModelInfo
@@ -25,7 +26,10 @@ from octavo.engine.stats import EngineStats
 from octavo.engine.watchdog import Watchdog
 from octavo.engine.wire import (
     Abort,
+    Command,
     Fatal,
+    Inspect,
+    Inspected,
     Launch,
     Loaded,
     LoadFailed,
@@ -97,7 +101,7 @@ class RemoteEngine:
         self._submitted: dict[int, Outbox] = {}  # by first handle, while one of them is open
         self._idle = asyncio.Event()
         self._idle.set()
-        self._calls: dict[int, asyncio.Future[int]] = {}
+        self._calls: dict[int, asyncio.Future[Any]] = {}
         self._call_ids = itertools.count()
 
     # -- ServingEngine ---------------------------------------------------------------------------------------------
@@ -159,15 +163,13 @@ class RemoteEngine:
 
     async def reset_prefix_cache(self) -> int:
         """See ServingEngine. Raises `NotReady`, or `EngineFault` if the engine dies meanwhile."""
-        self._check_ready("ready", "draining")
-        call = next(self._call_ids)
-        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._calls[call] = answer
-        self._link.send(ResetPrefixCache(call))
-        try:
-            return await answer
-        finally:
-            del self._calls[call]
+        num_blocks: int = await self._call(ResetPrefixCache)
+        return num_blocks
+
+    async def inspect(self) -> MachineSnapshot:
+        """See ServingEngine."""
+        snapshot: MachineSnapshot = await self._call(Inspect)
+        return snapshot
 
     async def drain(self, deadline_s: float) -> None:
         """See ServingEngine."""
@@ -188,6 +190,17 @@ class RemoteEngine:
         self._give_up("the engine was stopped")
         self._watchdog.stop()
         await self._link.close(0 if loading else STOP_GRACE_S)
+
+    async def _call(self, command: Callable[[int], Command]) -> Any:
+        self._check_ready("ready", "draining")
+        call = next(self._call_ids)
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._calls[call] = answer
+        self._link.send(command(call))
+        try:
+            return await answer
+        finally:
+            del self._calls[call]
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -251,13 +264,19 @@ class RemoteEngine:
         elif isinstance(message, Logged):
             logging.getLogger(message.logger).log(message.level, "%s", message.text)
         elif isinstance(message, PrefixCacheReset):
-            answer = self._calls.get(message.call)
-            if answer is not None and not answer.done():
-                answer.set_result(message.num_blocks)
+            self._answer(message.call, message.num_blocks)
+        elif isinstance(message, Inspected):
+            self._stats = message.snapshot.stats  # so that no route shows anything older than what was drawn
+            self._answer(message.call, message.snapshot)
         elif isinstance(message, Fatal):
             self._fail(message.cause)
         else:
             self._on_loading(message)
+
+    def _answer(self, call: int, result: Any) -> None:
+        answer = self._calls.get(call)
+        if answer is not None and not answer.done():
+            answer.set_result(result)
 
     def on_lost(self, cause: str) -> None:
         """See LinkListener."""

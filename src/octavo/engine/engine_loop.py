@@ -12,11 +12,14 @@ from typing import Protocol
 
 from octavo.engine.events import StepEvent
 from octavo.engine.fault_text import cause_of
+from octavo.engine.machine import MachineSnapshot, MachineView
 from octavo.engine.step_meter import Measured, StepMeter
 from octavo.engine.wire import (
     Abort,
     Command,
     Fatal,
+    Inspect,
+    Inspected,
     Message,
     PrefixCacheReset,
     Refused,
@@ -74,6 +77,10 @@ class SteppedCore(Measured, Protocol):
         """The number of blocks freed."""
         ...
 
+    def machine(self) -> MachineView:
+        """What there is to see between two steps."""
+        ...
+
 
 @dataclass(slots=True)
 class _Open:
@@ -128,7 +135,7 @@ class EngineLoop:
             self._tell([])
         return True
 
-    def _carry_out(self, command: Submit | Abort | ResetPrefixCache) -> None:
+    def _carry_out(self, command: Submit | Abort | ResetPrefixCache | Inspect) -> None:
         if isinstance(command, Submit):
             self._submit(command)
         elif isinstance(command, Abort):
@@ -137,8 +144,15 @@ class EngineLoop:
                 if request_id is not None:
                     del self._open[request_id]
                     self._core.abort(request_id)
+        elif isinstance(command, Inspect):
+            self._port.send(Inspected(command.call, self._snapshot()))
         else:
             self._port.send(PrefixCacheReset(command.call, self._core.reset_prefix_cache()))
+
+    def _snapshot(self) -> MachineSnapshot:
+        began = self._clock()
+        view, stats = self._core.machine(), self._meter.stats(self._core)
+        return MachineSnapshot(began, self._clock() - began, stats, view)
 
     def _submit(self, command: Submit) -> None:
         """Queue all requests, or none and say why."""

@@ -42,7 +42,7 @@ class OutputProcessor:
         self._detokenizer = detokenizer
         self._stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_token_ids)
         self._stops = StopStrings(params.stop)
-        self._max_new_tokens = max_new_tokens
+        self.max_new_tokens = max_new_tokens
         self._index = index
         self._request_id = request_id
         self._pieces: list[str] = []
@@ -62,7 +62,7 @@ class OutputProcessor:
             tail, _ = self._tail()
             return self._delta(tail, (token_id,), "stop")
         text, stopped = self._stops.feed(self._detokenizer.push(token_id))
-        if not stopped and len(self.token_ids) == self._max_new_tokens:
+        if not stopped and len(self.token_ids) == self.max_new_tokens:
             tail, stopped = self._tail()
             return self._delta(text + tail, (token_id,), "stop" if stopped else "length")
         return self._delta(text, (token_id,), "stop" if stopped else None)

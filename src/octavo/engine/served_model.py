@@ -9,6 +9,8 @@ from octavo.config import EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.engine_parts import EngineParts
 from octavo.engine.loaded_model import LoadedModel, Progress, load_model, plan_model
+from octavo.engine.machine import MachineView
+from octavo.engine.machine_view import view_machine
 from octavo.engine.serving import ModelInfo
 from octavo.engine.stats import BlockCounts, PrefixCounts, RouteCount
 from octavo.engine.step_meter import EngineUsage
@@ -57,6 +59,9 @@ class ServedCore(EngineCore):
         before = sum(pool.num_cached for pool in self.pool.pools)
         self.pool.prefix.clear()
         return before - sum(pool.num_cached for pool in self.pool.pools)
+
+    def machine(self) -> MachineView:
+        return view_machine(self.pool, self._live.values(), self.ledger)
 
     def usage(self) -> EngineUsage:
         counters = self.pool.prefix.counters

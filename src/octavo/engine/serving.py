@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from octavo.engine.events import StepEvent
+from octavo.engine.machine import MachineSnapshot
 from octavo.engine.stats import EngineStats
 from octavo.request import Request
 from octavo.tokenizer import Tokenizer
@@ -84,6 +85,13 @@ class ServingEngine(Protocol):
         """Forget all cached prefixes that no running request uses; returns the number of blocks freed.
 
         Raises `NotReady`, or `EngineFault` if the engine dies meanwhile.
+        """
+        ...
+
+    async def inspect(self) -> MachineSnapshot:
+        """The machine as it is after the step that runs now. Costs the engine a little: ask only for who looks.
+
+        Raises as `reset_prefix_cache`.
         """
         ...
 

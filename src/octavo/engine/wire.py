@@ -11,6 +11,7 @@ from struct import Struct
 from typing import Any, NamedTuple
 
 from octavo.engine.events import StepEvent
+from octavo.engine.machine import MachineSnapshot
 from octavo.engine.serving import ModelInfo
 from octavo.engine.stats import EngineStats
 from octavo.errors import OctavoError
@@ -60,11 +61,18 @@ class ResetPrefixCache:
 
 
 @dataclass(frozen=True, slots=True)
+class Inspect:
+    """`call` comes back with a snapshot of the machine as it is between two steps."""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End the loop, whatever still runs."""
 
 
-Command = Submit | Abort | ResetPrefixCache | Stop
+Command = Submit | Abort | ResetPrefixCache | Inspect | Stop
 
 # -- from the engine -------------------------------------------------------------------------------------------------
 
@@ -134,13 +142,19 @@ class PrefixCacheReset:
 
 
 @dataclass(frozen=True, slots=True)
+class Inspected:
+    call: int
+    snapshot: MachineSnapshot
+
+
+@dataclass(frozen=True, slots=True)
 class Fatal:
     """The engine has ended by itself; `cause` is one line for a person."""
 
     cause: str
 
 
-Message = Loading | Loaded | LoadFailed | Logged | Step | Refused | PrefixCacheReset | Fatal
+Message = Loading | Loaded | LoadFailed | Logged | Step | Refused | PrefixCacheReset | Inspected | Fatal
 
 # -- framing ---------------------------------------------------------------------------------------------------------
 
