@@ -14,6 +14,7 @@ from typing import Any
 from octavo.bench.peers import PeerSpeed, llama_cpp_installed, run_llama_cpp
 from octavo.bench.percentiles import Spread
 from octavo.bench.stamp import machine
+from octavo.engine.profile import ProfileSettings
 from octavo.environment import child_environment
 from octavo.errors import EngineFault
 
@@ -62,11 +63,13 @@ def bench_decode(
     prompt_tokens: int,
     new_tokens: int,
     repeats: int,
+    profiles: ProfileSettings | None = None,
     on_run: Callable[[int], None] = lambda run: None,
 ) -> DecodeBench:
     """Run `octavo generate` in fresh processes, as a person would: one token, then many, then a long prompt.
 
     llama.cpp runs in turn with it, on the same token ids and threads, where the `xllamacpp` package is installed.
+    With `profiles` one more process, which is not timed, writes a profile of its first steps.
     """
     first, decode, prefill, peak = [], [], [], []
     peer_runs: list[PeerSpeed] = []
@@ -85,6 +88,9 @@ def bench_decode(
         if model.suffix == ".gguf" and llama_cpp_installed():
             prompts = short["prompt_token_ids"], answer["prompt_token_ids"]
             peer_runs.append(run_llama_cpp(model, threads, prompts[0], new_tokens, prompts[1]))
+    if profiles is not None:
+        where = ["--profile", str(profiles.directory), "--profile-steps", str(profiles.num_steps)]
+        _generate(model, [*flags, *where, "-n", str(new_tokens)], _PROMPT)
     return DecodeBench(
         model=model.name,
         machine=machine(),

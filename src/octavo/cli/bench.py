@@ -15,6 +15,7 @@ import typer
 
 from octavo.cli import engine_options as flags
 from octavo.cli.options import list_option, option, texts
+from octavo.engine.profile import DEFAULT_STEPS, ProfileSettings
 from octavo.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -41,9 +42,14 @@ def decode(
     dtype: flags.Dtype = "auto",
     weights: flags.Weights = "auto",
     threads: flags.Threads = None,
+    profile: flags.ProfileDirectory = None,
+    profile_steps: flags.ProfileSteps = DEFAULT_STEPS,
     as_json: flags.AsJson = False,
 ) -> None:
-    """One sequence: first token from process start, decode and prefill speed, peak memory."""
+    """One sequence: first token from process start, decode and prefill speed, peak memory.
+
+    A profile is taken in a run of its own, after those that are timed.
+    """
     for name, value, least in (
         ("prompt tokens", prompt_tokens, 1),
         ("new tokens", new_tokens, 2),
@@ -51,6 +57,7 @@ def decode(
     ):
         if value < least:
             raise InvalidRequest(f"{name} is {value}; it must be at least {least}")
+    profiles = ProfileSettings.of(profile, profile_steps)
     from octavo.bench.decode import bench_decode
     from octavo.engine.hardware import choose_threads
     from octavo.store import TerminalProgress, resolve_model
@@ -66,6 +73,7 @@ def decode(
         prompt_tokens=prompt_tokens,
         new_tokens=new_tokens,
         repeats=repeats,
+        profiles=profiles,
         on_run=lambda run: print(f"run {run + 1} of {repeats}", file=sys.stderr),
     )
     if as_json:

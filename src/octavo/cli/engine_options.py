@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from octavo.cli.options import list_option, option, texts
@@ -57,6 +58,10 @@ PrefillGrantInterval = Annotated[
 Device = Annotated[str, option("--device", help="auto, cpu or cuda.")]
 Threads = Annotated[int | None, option("--threads", help="CPU threads (default: what the cgroup allows).")]
 Force = Annotated[bool, option("--force", help="Use a tokenizer whose pre-tokeniser is unknown.")]
+ProfileDirectory = Annotated[
+    Path | None, option("--profile", help="Write a torch profiler trace of engine steps into this directory.")
+]
+ProfileSteps = Annotated[int, option("--profile-steps", help="Engine steps that a profile takes in.")]
 AsJson = Annotated[bool, option("--json", help="Print exactly one JSON object.")]
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from octavo.cli import engine_options as flags
 from octavo.cli.options import option
 from octavo.cli.prompt import read_prompt
+from octavo.engine.profile import DEFAULT_STEPS, ProfileSettings
 from octavo.errors import InvalidRequest
 from octavo.grammar_spec import GrammarSpec
 from octavo.sampling_params import SamplingParams
@@ -61,6 +62,8 @@ def generate(
     load_cache: Annotated[
         Path | None, option("--load-cache", help="Start from K/V in this file, with which the prompt must begin.")
     ] = None,
+    profile: flags.ProfileDirectory = None,
+    profile_steps: flags.ProfileSteps = DEFAULT_STEPS,
 ) -> None:
     """Complete one prompt: from -p, from a file (-f), or standard input, taken verbatim."""
     params = SamplingParams(
@@ -77,6 +80,7 @@ def generate(
     config = engine.config(1, force=force)
     if parse_special and chat:
         raise InvalidRequest("--parse-special concerns raw prompts; give it with --raw, not with --chat")
+    profiles = ProfileSettings.of(profile, profile_steps)
     text = read_prompt(prompt, file)
     from octavo.storage.snapshot import KVSnapshot, check_writable
 
@@ -97,7 +101,12 @@ def generate(
     llm = flags.load(model, config, prepare, exports=save_cache is not None)
     saved: list[KVSnapshot] = []
     on_snapshot = None if save_cache is None else saved.append
-    output = stream_to_stdout(llm, prompt_ids, params, silent=as_json, snapshot=snapshot, on_snapshot=on_snapshot)
+    if profiles is not None:
+        llm.core.profiler.start(profiles)
+    try:
+        output = stream_to_stdout(llm, prompt_ids, params, silent=as_json, snapshot=snapshot, on_snapshot=on_snapshot)
+    finally:
+        llm.core.profiler.stop()
     if as_json:
         print(json.dumps(as_object(llm, output), ensure_ascii=False))
     if save_cache is not None:

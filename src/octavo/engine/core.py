@@ -30,6 +30,7 @@ from octavo.engine.model_runner import ModelRunner, sampled_rows
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.sampler import Sampler, SampleResult
 from octavo.engine.sampling_mask import TokenMasks
+from octavo.engine.step_profiler import StepProfiler
 from octavo.errors import InvalidRequest, shown
 from octavo.grammar.compiler import GrammarCompiler
 from octavo.grammar.mask_workers import MaskWorkers
@@ -100,13 +101,13 @@ class EngineCore:
             rings=self.storage is StorageKind.DENSE,
             switches=switches,
         )
-        self._shifts = config.context_limit_policy == "shift"
-        self._keep = config.keep
+        self._shifts, self._keep = config.context_limit_policy == "shift", config.keep
         if self._shifts:
             config.check_keep(self.ledger.max_context)
             cache.check_shift()
             cache.set_rotation(loaded.model.inverse_frequencies)
         self.runner = ModelRunner(loaded, cache)
+        self.profiler = StepProfiler(plan.device.type)
         self._sampler = Sampler(plan.config.vocab_size, plan.device)
         self._scheduler = Scheduler(
             self.pool,
@@ -180,8 +181,7 @@ class EngineCore:
             start.check_model(self.identity)
             self.runner.cache.check(start)
             start.check_prefix_of(request.prompt_token_ids)
-        num_prompt, wanted = len(request.prompt_token_ids), request.params.max_tokens
-        num_output = limit - num_prompt
+        num_output, wanted = limit - len(request.prompt_token_ids), request.params.max_tokens
         keep, shifts = 0, self._shifts and limit == self.max_context
         if shifts:
             num_output, keep = MAX_COUNT if wanted is None else wanted, self._keep
@@ -282,7 +282,7 @@ class EngineCore:
     def _attempt(self, step: ScheduledStep, window: Window) -> _Ran | Exception:
         """Run `step`, or take it back and say why. Interrupts are raised."""
         try:
-            with window():
+            with window(), self.profiler.step(step.batch):
                 return self._run(step)
         except BaseException as error:
             self._scheduler.cancel(step)
@@ -364,8 +364,7 @@ class EngineCore:
             self._live[state.request.request_id].read(hidden[begin:end], row.start, self.runner, self._sampler)
 
     def _hand_out(self, step: ScheduledStep, ran: _Ran) -> list[StepEvent]:
-        result = ran.result
-        tokens = iter(result.token_ids)
+        result, tokens = ran.result, iter(ran.result.token_ids)
         self._scheduler.complete(step, [next(tokens) if row.sample else None for row in step.batch.rows], ran.rings)
         now = time.perf_counter()
         events = []
