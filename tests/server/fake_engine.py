@@ -12,9 +12,10 @@ from tokenizers.pre_tokenizers import ByteLevel
 from octavo.cache.block_map import CellRun, GroupMap
 from octavo.engine.events import Fault, RequestTimes, StepEvent
 from octavo.engine.machine import MachineSnapshot, MachineView, RequestProgress
+from octavo.engine.profile import Profile, ProfileSettings
 from octavo.engine.serving import EngineState, EngineStatus, ModelInfo
 from octavo.engine.stats import BlockCounts, EngineStats, HistogramCounts, PrefixCounts, RouteCount
-from octavo.errors import EngineFault, NotReady, OctavoError
+from octavo.errors import EngineFault, InvalidRequest, NotReady, OctavoError
 from octavo.outputs import FinishReason, TextDelta, TokenLogprobs
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
@@ -135,6 +136,9 @@ class FakeEngine:
     aborted: list[str] = field(default_factory=list)
     drained: list[float] = field(default_factory=list)
     stopped: bool = False
+    profiling: ProfileSettings | None = None
+    profile: Profile | None = None
+    profile_error: str | None = None
     shut_down: bool = False
     num_running: int = 0
 
@@ -280,6 +284,18 @@ class FakeEngine:
         if self.state not in ("ready", "draining"):
             raise NotReady(f"the engine is {self.state}")
         return sum(each.cached for each in self.counted.blocks)
+
+    async def start_profile(self, settings: ProfileSettings) -> None:
+        if self.profiling is not None:
+            raise InvalidRequest("steps are being profiled already; stop that first")
+        self.profiling = settings
+
+    async def stop_profile(self) -> Profile | None:
+        if self.profiling is not None:
+            path = str(self.profiling.directory / "trace.json")
+            self.profile = Profile(None, 3, self.profile_error) if self.profile_error else Profile(path, 3)
+            self.profiling = None
+        return self.profile
 
     async def drain(self, deadline_s: float) -> None:
         self.drained.append(deadline_s)

@@ -10,6 +10,7 @@ import typer
 
 from octavo.cli import engine_options as flags
 from octavo.cli.options import list_option, option, texts
+from octavo.engine.profile import DEFAULT_STEPS, ProfileSettings
 from octavo.errors import InvalidRequest
 
 DEFAULT_PARALLEL = 8
@@ -90,6 +91,8 @@ def serve(
     tool_parser: ToolParser = "auto",
     reasoning_parser: ReasoningParser = "auto",
     otlp_endpoint: OtlpEndpoint = None,
+    profile: flags.ProfileDirectory = None,
+    profile_steps: flags.ProfileSteps = DEFAULT_STEPS,
 ) -> None:
     """Serve one model to OpenAI clients. SIGTERM or Ctrl-C lets running requests end; a second one does not."""
     # Whatever can be wrong is found before the address is taken, and that before anything heavy is imported.
@@ -117,6 +120,7 @@ def serve(
         tool_parser=tool_parser,
         reasoning_parser=reasoning_parser,
         traces_url=traces_url(otlp_endpoint, os.environ),
+        profiles=ProfileSettings.of(profile, profile_steps),
     )
     if parallel < 1:
         raise InvalidRequest(f"--parallel is {parallel}; it must be at least 1")

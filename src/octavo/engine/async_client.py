@@ -20,6 +20,7 @@ from octavo.engine.engine_link import EngineLink, ProcessLink, ThreadLink, log_l
 from octavo.engine.events import Fault, StepEvent
 from octavo.engine.machine import MachineSnapshot
 from octavo.engine.outbox import Choice, Outbox
+from octavo.engine.profile import Profile, ProfileSettings
 from octavo.engine.queue_gate import QueueGate
 from octavo.engine.serving import EngineState, EngineStatus, ModelInfo
 from octavo.engine.stats import EngineStats
@@ -37,9 +38,12 @@ from octavo.engine.wire import (
     Logged,
     Message,
     PrefixCacheReset,
+    Profiled,
     Refused,
     ResetPrefixCache,
+    StartProfile,
     Step,
+    StopProfile,
     Submit,
 )
 from octavo.errors import EngineFault, InvalidRequest, NotReady, shown
@@ -171,6 +175,17 @@ class RemoteEngine:
         snapshot: MachineSnapshot = await self._call(Inspect)
         return snapshot
 
+    async def start_profile(self, settings: ProfileSettings) -> None:
+        """See ServingEngine."""
+        refusal: InvalidRequest | None = await self._call(lambda call: StartProfile(call, settings))
+        if refusal is not None:
+            raise refusal
+
+    async def stop_profile(self) -> Profile | None:
+        """See ServingEngine."""
+        profile: Profile | None = await self._call(StopProfile)
+        return profile
+
     async def drain(self, deadline_s: float) -> None:
         """See ServingEngine."""
         if self._state != "ready":
@@ -207,8 +222,7 @@ class RemoteEngine:
     def _submit(self, requests: tuple[Request, ...]) -> Outbox:
         self._check_ready("ready")
         first = self._gate.admit(len(requests))
-        limits = self._limits
-        outbox = Outbox.of(requests, first, limits.max_unread_tokens, limits.max_unread_s)
+        outbox = Outbox.of(requests, first, self._limits.max_unread_tokens, self._limits.max_unread_s)
         if not self._open:
             self._watchdog.watch()
         self._submitted[first] = outbox
@@ -268,6 +282,8 @@ class RemoteEngine:
         elif isinstance(message, Inspected):
             self._stats = message.snapshot.stats  # so that no route shows anything older than what was drawn
             self._answer(message.call, message.snapshot)
+        elif isinstance(message, Profiled):
+            self._answer(message.call, message.result)
         elif isinstance(message, Fatal):
             self._fail(message.cause)
         else:

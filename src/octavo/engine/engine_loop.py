@@ -13,6 +13,7 @@ from typing import Protocol
 from octavo.engine.events import StepEvent
 from octavo.engine.fault_text import cause_of
 from octavo.engine.machine import MachineSnapshot, MachineView
+from octavo.engine.profile import Profile, ProfileSettings
 from octavo.engine.step_meter import Measured, StepMeter
 from octavo.engine.wire import (
     Abort,
@@ -22,15 +23,18 @@ from octavo.engine.wire import (
     Inspected,
     Message,
     PrefixCacheReset,
+    Profiled,
     Refused,
     ResetPrefixCache,
+    StartProfile,
     Step,
     Stop,
+    StopProfile,
     Submit,
     WireEvent,
     encode,
 )
-from octavo.errors import EngineFault, OctavoError
+from octavo.errors import EngineFault, InvalidRequest, OctavoError
 from octavo.request import Request
 
 STATS_INTERVAL_S = 0.15
@@ -75,6 +79,14 @@ class SteppedCore(Measured, Protocol):
 
     def reset_prefix_cache(self) -> int:
         """The number of blocks freed."""
+        ...
+
+    def start_profile(self, settings: ProfileSettings) -> None:
+        """Raises `InvalidRequest` if steps are being profiled already."""
+        ...
+
+    def stop_profile(self) -> Profile | None:
+        """The latest profile, ended; None if there never was one."""
         ...
 
     def machine(self) -> MachineView:
@@ -135,7 +147,7 @@ class EngineLoop:
             self._tell([])
         return True
 
-    def _carry_out(self, command: Submit | Abort | ResetPrefixCache | Inspect) -> None:
+    def _carry_out(self, command: Submit | Abort | ResetPrefixCache | Inspect | StartProfile | StopProfile) -> None:
         if isinstance(command, Submit):
             self._submit(command)
         elif isinstance(command, Abort):
@@ -146,8 +158,19 @@ class EngineLoop:
                     self._core.abort(request_id)
         elif isinstance(command, Inspect):
             self._port.send(Inspected(command.call, self._snapshot()))
+        elif isinstance(command, StartProfile):
+            self._port.send(Profiled(command.call, self._start_profile(command.settings)))
+        elif isinstance(command, StopProfile):
+            self._port.send(Profiled(command.call, self._core.stop_profile()))
         else:
             self._port.send(PrefixCacheReset(command.call, self._core.reset_prefix_cache()))
+
+    def _start_profile(self, settings: ProfileSettings) -> InvalidRequest | None:
+        try:
+            self._core.start_profile(settings)
+        except InvalidRequest as refusal:
+            return refusal
+        return None
 
     def _snapshot(self) -> MachineSnapshot:
         began = self._clock()

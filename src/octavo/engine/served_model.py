@@ -11,6 +11,7 @@ from octavo.engine.engine_parts import EngineParts
 from octavo.engine.loaded_model import LoadedModel, Progress, load_model, plan_model
 from octavo.engine.machine import MachineView
 from octavo.engine.machine_view import view_machine
+from octavo.engine.profile import Profile, ProfileSettings
 from octavo.engine.serving import ModelInfo
 from octavo.engine.stats import BlockCounts, PrefixCounts, RouteCount
 from octavo.engine.step_meter import EngineUsage
@@ -59,6 +60,12 @@ class ServedCore(EngineCore):
         before = sum(pool.num_cached for pool in self.pool.pools)
         self.pool.prefix.clear()
         return before - sum(pool.num_cached for pool in self.pool.pools)
+
+    def start_profile(self, settings: ProfileSettings) -> None:
+        self.profiler.start(settings)
+
+    def stop_profile(self) -> Profile | None:
+        return self.profiler.stop()
 
     def machine(self) -> MachineView:
         return view_machine(self.pool, self._live.values(), self.ledger)

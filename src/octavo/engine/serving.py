@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 
 from octavo.engine.events import StepEvent
 from octavo.engine.machine import MachineSnapshot
+from octavo.engine.profile import Profile, ProfileSettings
 from octavo.engine.stats import EngineStats
 from octavo.request import Request
 from octavo.tokenizer import Tokenizer
@@ -90,6 +91,17 @@ class ServingEngine(Protocol):
 
     async def inspect(self) -> MachineSnapshot:
         """The machine as it is after the step that runs now. Costs the engine a little: ask only for who looks.
+
+        Raises as `reset_prefix_cache`.
+        """
+        ...
+
+    async def start_profile(self, settings: ProfileSettings) -> None:
+        """Profile the next steps. Raises `InvalidRequest` if that is being done, and as `reset_prefix_cache`."""
+        ...
+
+    async def stop_profile(self) -> Profile | None:
+        """The profile that was started last, ended now unless it was before; None if none was started.
 
         Raises as `reset_prefix_cache`.
         """

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 from octavo.engine.events import StepEvent
 from octavo.engine.machine import MachineSnapshot
+from octavo.engine.profile import Profile, ProfileSettings
 from octavo.engine.serving import ModelInfo
 from octavo.engine.stats import EngineStats
-from octavo.errors import OctavoError
+from octavo.errors import InvalidRequest, OctavoError
 from octavo.request import Request
 
 # Handle, text, token ids: what a decode step adds to a request, and no more. Everything else goes as a whole event.
@@ -68,11 +69,26 @@ class Inspect:
 
 
 @dataclass(frozen=True, slots=True)
+class StartProfile:
+    """Profile the next steps. `call` comes back once it is known whether that can be."""
+
+    call: int
+    settings: ProfileSettings
+
+
+@dataclass(frozen=True, slots=True)
+class StopProfile:
+    """`call` comes back with the profile that was started last, written by then."""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End the loop, whatever still runs."""
 
 
-Command = Submit | Abort | ResetPrefixCache | Inspect | Stop
+Command = Submit | Abort | ResetPrefixCache | Inspect | StartProfile | StopProfile | Stop
 
 # -- from the engine -------------------------------------------------------------------------------------------------
 
@@ -148,13 +164,21 @@ class Inspected:
 
 
 @dataclass(frozen=True, slots=True)
+class Profiled:
+    """`result` is why a start was refused, the profile of a stop, or None: started, or never asked for."""
+
+    call: int
+    result: Profile | InvalidRequest | None
+
+
+@dataclass(frozen=True, slots=True)
 class Fatal:
     """The engine has ended by itself; `cause` is one line for a person."""
 
     cause: str
 
 
-Message = Loading | Loaded | LoadFailed | Logged | Step | Refused | PrefixCacheReset | Inspected | Fatal
+Message = Loading | Loaded | LoadFailed | Logged | Step | Refused | PrefixCacheReset | Inspected | Profiled | Fatal
 
 # -- framing ---------------------------------------------------------------------------------------------------------
 

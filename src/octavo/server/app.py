@@ -16,7 +16,7 @@ from starlette.responses import Response
 import octavo
 from octavo.engine.serving import ServingEngine
 from octavo.errors import OctavoError
-from octavo.server import api, cache_routes, health, models_route
+from octavo.server import api, cache_routes, health, models_route, profile_routes
 from octavo.server.access_log import AccessLog
 from octavo.server.auth import Authentication, KeyRing
 from octavo.server.cors import Cors
@@ -69,6 +69,7 @@ def create_app(
         models_route.router,
         cache_routes.router,
         health.router,
+        profile_routes.router,
     ):
         app.include_router(router)
     return app

@@ -10,7 +10,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from octavo.server.errors import HttpError, error_response, invalid
 from octavo.server.paths import route_path
 
-BODILESS = ("/v1/cache/reset",)  # POSTs that need none, and may come without a length, as curl sends them
+# POSTs that need none, and may come without a length, as curl sends them.
+BODILESS = ("/v1/cache/reset", "/start_profile", "/stop_profile")
 _DIGITS = re.compile(rb"[0-9]{1,18}")
 
 

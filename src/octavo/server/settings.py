@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from octavo.engine.profile import ProfileSettings
 from octavo.errors import InvalidRequest, shown
 from octavo.server.parsers.forms import FORMS
 from octavo.server.parsers.reasoning import THINKING
@@ -27,6 +28,7 @@ class ServerSettings:
     nothing to say for `keep_alive_s` sends a comment. `max_choices` bounds `n` times prompts of a request,
     `max_prompts` the prompts. `tool_parser` and `reasoning_parser` name the form in which the model writes calls and
     thinking; `auto` is what its chat template shows. Spans of calls are posted to `traces_url`, None for none.
+    `profiles` is where /start_profile has profiles written; None for no such route.
     """
 
     host: str = "127.0.0.1"
@@ -53,6 +55,7 @@ class ServerSettings:
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
     traces_url: str | None = None
+    profiles: ProfileSettings | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
