@@ -21,6 +21,9 @@ from octavo.server.access_log import AccessLog
 from octavo.server.auth import Authentication, KeyRing
 from octavo.server.cors import Cors
 from octavo.server.errors import HttpError, error_response, http_error, invalid
+from octavo.server.live import routes as live_routes
+from octavo.server.live.feed import MachineFeed
+from octavo.server.live.picture import Painter
 from octavo.server.messages import routes as messages_routes
 from octavo.server.messages.errors import MessageErrors
 from octavo.server.openapi import ERROR_RESPONSES, Described
@@ -62,12 +65,14 @@ def create_app(
         },
     )
     app.state.octavo = state
+    app.state.feed = MachineFeed(engine, Painter(state).event)
     for router in (
         api.router,
         responses_routes.router,
         messages_routes.router,
         models_route.router,
         cache_routes.router,
+        live_routes.router,
         health.router,
         profile_routes.router,
     ):

@@ -67,7 +67,11 @@ class Routes(BaseModel):
 @router.get("/v1/cache/stats")
 async def cache_stats(request: Request) -> CacheStats:
     """How full the cache is and how often it helped."""
-    stats = _stats(state_of(request))
+    return cache_stats_of(_stats(state_of(request)))
+
+
+def cache_stats_of(stats: EngineStats) -> CacheStats:
+    """The part of `stats` that is of the cache."""
     prefix = stats.prefix
     return CacheStats(
         groups=[

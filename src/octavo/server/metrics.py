@@ -6,6 +6,7 @@ Labels take values from fixed sets only: route templates, outcomes, groups, the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from time import perf_counter
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -29,6 +30,16 @@ _INTER_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25
 _DURATION_S = (0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _STATES: tuple[EngineState, ...] = ("loading", "ready", "draining", "stopped", "failed")
 MAX_ROUTE_SERIES = 64  # pairs of route and reason that the page shows; what is beyond is summed as `other`
+
+
+@dataclass(frozen=True, slots=True)
+class LatencySums:
+    """Seconds of all first tokens and of all gaps between later ones, and how many there were."""
+
+    first_s: float
+    num_first: float
+    inter_s: float
+    num_inter: float
 
 
 class ServerMetrics:
@@ -71,6 +82,10 @@ class ServerMetrics:
     def token_timer(self, begun: float) -> TokenTimer:
         """Times the tokens of requests that were submitted at `begun` (`time.perf_counter`)."""
         return TokenTimer(begun, self._first_token.observe, self._inter_token.observe)
+
+    def latency_sums(self) -> LatencySums:
+        """So far: the difference of two tells the mean between them."""
+        return LatencySums(*_sum_and_count(self._first_token), *_sum_and_count(self._inter_token))
 
     def page(self, accept: str) -> tuple[bytes, str]:
         """The page and its content type, in the format that an Accept header asks for."""
@@ -127,6 +142,13 @@ class _EngineCollector(Collector):
             yield from _counters(stats)
             yield _histogram("octavo_step_seconds", "Time of an engine step.", stats.step_seconds)
             yield _histogram("octavo_batch_size", "Requests in an engine step.", stats.batch_size)
+
+
+def _sum_and_count(histogram: Histogram) -> tuple[float, float]:
+    samples = {sample.name: sample.value for metric in histogram.collect() for sample in metric.samples}
+    [total] = [value for name, value in samples.items() if name.endswith("_sum")]
+    [count] = [value for name, value in samples.items() if name.endswith("_count")]
+    return total, count
 
 
 def _gauges(stats: EngineStats) -> Iterable[Metric]:

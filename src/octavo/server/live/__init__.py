@@ -1,0 +1,1 @@
+"""The live page and the stream of what it shows."""
