@@ -19,7 +19,7 @@ export RUFF_CACHE_DIR := .venv/cache/ruff
 
 PYTEST := .venv/bin/python -m pytest -o cache_dir=.venv/cache/pytest
 
-.PHONY: generate test check nightly soak gpu-test setup setup-dev clean
+.PHONY: generate test check docs docs-reference nightly soak gpu-test setup setup-dev clean
 .DEFAULT_GOAL := generate
 
 generate: setup ## Answer PROMPT with MODEL
@@ -33,6 +33,13 @@ check: setup-dev ## Lint, formatting, types, import contracts
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports --cache-dir .venv/cache/import_linter
+
+docs: ## Build the documentation into .venv/cache/site; a broken link or anchor is an error
+	@sh scripts/setup.sh docs
+	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict --quiet
+
+docs-reference: setup-dev ## Write docs/reference and docs/drawings anew from the code that they describe
+	.venv/bin/python -m scripts.reference
 
 nightly: setup-dev ## Long property runs, soaks and sweeps
 	OCTAVO_NIGHTLY=1 $(PYTEST) -m "nightly and not gpu" $(PYTEST_ARGS)
