@@ -68,7 +68,8 @@ def models_page() -> str:
 
 
 def _family(model_type: str) -> tuple[str, str, str]:
-    architectures = [gguf for gguf, own in gguf_config.MODEL_TYPES.items() if own == model_type]
+    # Files of Mistral say `llama`, whose form it has.
+    architectures = [gguf for gguf, own in gguf_config.MODEL_TYPES.items() if MODELS[own] is MODELS[model_type]]
     assert model_type in hf_config.DEFAULTS
     module = Path(*MODELS[model_type].__module__.split(".")[1:]).with_suffix(".py")
     return code(model_type), codes(architectures), code(module.as_posix())
