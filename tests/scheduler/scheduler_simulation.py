@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from octavo.cache.cache_pool import CachePool
 from octavo.cache.spec import CacheGroup, LayerSpec
 from octavo.request import Request, RequestState
 from octavo.sampling_params import SamplingParams
-from octavo.scheduler.scheduled_step import ScheduledStep
+from octavo.scheduler.scheduled_step import UNKNOWN_TOKEN, ScheduledStep
 from octavo.step_batch import StepRow, StorageKind
 
 BLOCK_SIZE = 16
@@ -69,8 +69,11 @@ class StorageSimulation:
         self.tables: dict[tuple[int, int], dict[int, int]] = {}
         self.generations: dict[int, int] = {}
 
-    def run(self, step: ScheduledStep) -> list[int | None]:
-        """Write every row's tokens, check that all it must see is in place, and answer with a token where asked."""
+    def run(self, step: ScheduledStep, before: Sequence[int | None] = ()) -> list[int | None]:
+        """Write every row's tokens, check that all it must see is in place, and answer with a token where asked.
+
+        `before`: the tokens of the step that `step` follows, if the scheduler does not know them yet.
+        """
         for copy in step.batch.copies:
             for offset in range(BLOCK_SIZE):
                 source = self.rows.get((copy.group, copy.source, offset))
@@ -79,18 +82,28 @@ class StorageSimulation:
         for i, snapshot in step.restores:
             assert isinstance(snapshot, RingCopy)
             self.rings[step.batch.rows[i].slot] = dict(snapshot.rows)
-        for row, state in zip(step.batch.rows, step.states, strict=True):
-            self._write(row, state)
-        for row, state in zip(step.batch.rows, step.states, strict=True):
-            self._check_visible(row, state)
-        rows = zip(step.batch.rows, step.states, strict=True)
-        return [self.answer(state.tokens(0, row.stop)) if row.sample else None for row, state in rows]
+        texts = [self._text(step, i, before) for i in range(len(step.states))]
+        for row, text in zip(step.batch.rows, texts, strict=True):
+            self._write(row, text)
+        for row, text in zip(step.batch.rows, texts, strict=True):
+            self._check_visible(row, text)
+        rows = zip(step.batch.rows, texts, strict=True)
+        return [self.answer(text) if row.sample else None for row, text in rows]
+
+    def _text(self, step: ScheduledStep, i: int, before: Sequence[int | None]) -> tuple[int, ...]:
+        row, state = step.batch.rows[i], step.states[i]
+        if step.follows is None:
+            assert row.token_ids == state.tokens(row.start, row.stop)
+            return state.tokens(0, row.stop)
+        token_id = before[step.follows[i]]
+        assert token_id is not None and row.token_ids == (UNKNOWN_TOKEN,) and row.start == state.num_tokens
+        return (*state.tokens(0, row.start), token_id)
 
     def captured(self, step: ScheduledStep) -> list[RingCopy]:
         """What `complete` is given beside the tokens of a step that ran."""
         return [RingCopy(dict(self.rings[step.batch.rows[i].slot])) for i in step.captures]
 
-    def _write(self, row: StepRow, state: RequestState) -> None:
+    def _write(self, row: StepRow, text: tuple[int, ...]) -> None:
         if self.generations.get(row.slot) != row.generation:
             self.generations[row.slot] = row.generation
             for group in range(len(GROUPS)):
@@ -98,22 +111,22 @@ class StorageSimulation:
         for fresh in row.fresh:
             self.tables[row.slot, fresh.group].update(enumerate(fresh.block_ids, fresh.first))
         for group, position in self._positions(row, row.start, row.stop):
-            self.rows[self._where(row, group, position)] = hash(state.tokens(0, position + 1))
+            self.rows[self._where(row, group, position)] = hash(text[: position + 1])
         if row.storage is StorageKind.DENSE:
             ring = self.rings.setdefault(row.slot, {})
             for position in range(max(0, row.start - WINDOW + 1), row.start):
-                assert ring.get(position % WINDOW) == hash(state.tokens(0, position + 1)), "a ring has other tokens"
+                assert ring.get(position % WINDOW) == hash(text[: position + 1]), "a ring has other tokens"
             for position in range(row.start, row.stop):
-                ring[position % WINDOW] = hash(state.tokens(0, position + 1))
+                ring[position % WINDOW] = hash(text[: position + 1])
 
-    def _check_visible(self, row: StepRow, state: RequestState) -> None:
+    def _check_visible(self, row: StepRow, text: tuple[int, ...]) -> None:
         for group, position in self._positions(row, 0, row.stop):
             window = GROUPS[group].spec.window
             first = max(0, row.start - window + 1) if window else 0
             assert row.live_start[group] <= first, "a position that the row sees was trimmed"
             if position >= first:
                 written = self.rows[self._where(row, group, position)]
-                assert written == hash(state.tokens(0, position + 1)), "a row was computed from other tokens"
+                assert written == hash(text[: position + 1]), "a row was computed from other tokens"
 
     def _positions(self, row: StepRow, start: int, stop: int) -> list[tuple[int, int]]:
         groups = [0] if row.storage is StorageKind.DENSE else [0, 1]

@@ -42,7 +42,8 @@ def solo(state: RequestState, num_tokens: int) -> list[int]:
 class Load:
     """One run. `counts` says how often each thing happened that the run is there to make happen."""
 
-    def __init__(self, seed: int, budget: int, interval: int) -> None:
+    def __init__(self, seed: int, budget: int, interval: int, looks_ahead: bool) -> None:
+        self.looks_ahead = looks_ahead
         self.rng = random.Random(seed)
         self.pool = make_pool(NUM_BLOCKS, max_seqs=5, max_append_tokens=MAX_APPEND)
         self.scheduler = Scheduler(
@@ -124,17 +125,42 @@ class Load:
             self.counts["failed"] += 1
             return
         sampled = self.storage.run(step)
-        if chance < 0.04:
+        while self.looks_ahead and self.rng.random() < 0.8 and (ahead := self.scheduler.schedule_ahead()) is not None:
+            self.counts["ahead"] += 1
+            chance = self.rng.random()
+            if chance < 0.02:
+                self.scheduler.cancel(step)
+                self.counts["both failed"] += 1
+                return
+            if chance < 0.04:
+                self.scheduler.cancel(ahead)
+                self.counts["failed ahead"] += 1
+                break
+            next_sampled = self.storage.run(ahead, sampled)
+            self.complete(step, sampled)
+            if chance < 0.08:
+                self.arrive()
+            elif chance < 0.1 and self.live:
+                self.end(self.rng.choice(list(self.live)))
+            step, sampled = ahead, next_sampled
+        if chance < 0.04 and self.live:
             self.end(self.rng.choice(list(self.live)))
         self.complete(step, sampled)
 
     def complete(self, step: ScheduledStep, sampled: list[int | None]) -> None:
         self.scheduler.complete(step, sampled, self.storage.captured(step))
-        for state in step.states:
+        for state, token_id in zip(step.states, sampled, strict=True):
             name = state.request.request_id
-            if name in self.live and state.num_tokens == state.max_total_tokens:
+            if name not in self.live:
+                continue
+            if state.num_tokens == state.max_total_tokens:
                 self.scheduler.finish(name, "length")
                 self.ended(name)
+            elif token_id is not None and token_id % 199 == 0:
+                self.scheduler.finish(name, "stop")
+                self.counts["stopped"] += 1
+                self.ended(name)
+        self.check()
 
     def end(self, name: str) -> None:
         assert self.scheduler.abort(name)
@@ -162,11 +188,13 @@ class Load:
 
 
 @pytest.mark.parametrize(("budget", "interval"), [(64, 4), (16, 2), (3, 3)], ids=["wide", "narrow", "starved"])
-@pytest.mark.parametrize("seed", range(2))
-def test_under_random_load_everyone_gets_what_it_gets_alone(seed: int, budget: int, interval: int) -> None:
-    load = Load(seed, budget, interval)
+@pytest.mark.parametrize("looks_ahead", [False, True], ids=["step by step", "ahead"])
+def test_under_random_load_everyone_gets_what_it_gets_alone(looks_ahead: bool, budget: int, interval: int) -> None:
+    load = Load(int(looks_ahead), budget, interval, looks_ahead)
     load.run(2_500)
     expected = {"dense", "paged", "aborted", "failed", "preempted by hand", "gave way", "limited", "evicted", "hit"}
+    if looks_ahead:
+        expected |= {"ahead", "both failed", "failed ahead", "stopped"}
     assert expected <= {name for name, count in load.counts.items() if count >= 3}, load.counts
 
 
@@ -175,4 +203,4 @@ def test_under_random_load_everyone_gets_what_it_gets_alone(seed: int, budget: i
 @pytest.mark.parametrize("seed", range(100, 140))
 def test_under_random_load_of_every_shape(seed: int) -> None:
     rng = random.Random(seed)
-    Load(seed, rng.choice([1, 2, 5, 16, 40, 128]), rng.randint(1, 8)).run(2_500)
+    Load(seed, rng.choice([1, 2, 5, 16, 40, 128]), rng.randint(1, 8), looks_ahead=seed % 2 > 0).run(2_500)

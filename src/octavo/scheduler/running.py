@@ -1,4 +1,6 @@
-"""A request in a slot: what it began from, and where its chunks end so that others can begin there. Decides nothing."""
+"""A request in a slot: what it began from, its rows, and where its chunks end so that others can begin there. Decides
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from octavo.cache.prefix_types import TOKEN_BYTES, PrefixDomain, PrefixHit, Snap
 from octavo.cache.sequence import SequenceHandle
 from octavo.request import RequestState
 from octavo.scheduler.queue import WaitingRequest
-from octavo.step_batch import StorageKind
+from octavo.step_batch import StepRow, StorageKind
 
 _WORTH_A_SNAPSHOT = 64  # tokens; to stop at a block's end for it costs about what a decode step does
 
@@ -58,13 +60,40 @@ class RunningRequest:
         """True if it takes blocks as it comes to need them, and so may have to give all of them back."""
         return self.waiting.storage is StorageKind.PAGED and not self.waiting.reserve
 
-    def promise(self, pool: CachePool) -> None:
-        """Set aside blocks for the tokens that it has by now, where it grows. See first that there are some."""
-        state = self.state
-        if self.grows and state.num_tokens > pool.promised(self.handle):
-            pool.promise(self.handle, state.num_tokens)
-            most = state.max_total_tokens
-            self.spare = pool.may_outgrow(self.waiting.storage, state.num_tokens, most, state.keep)
+    def growth(self, pool: CachePool, tokens: int) -> tuple[int, ...]:
+        """Available blocks that it takes up to have `tokens` tokens, per group; () for none."""
+        if not self.grows or tokens <= pool.promised(self.handle):
+            return ()
+        growth = pool.growth(self.handle, tokens)
+        return growth if any(growth) else ()
+
+    def row(self, pool: CachePool, start: int, token_ids: tuple[int, ...], *, sample: bool) -> StepRow:
+        """Count tokens as written from `start` on, and lay them out. See first that there are blocks to grow by."""
+        tokens = start + len(token_ids) if sample else self.state.num_tokens
+        if self.grows and tokens > pool.promised(self.handle):
+            pool.promise(self.handle, tokens)
+            most, keep = self.state.max_total_tokens, self.state.keep
+            self.spare = pool.may_outgrow(self.waiting.storage, tokens, most, keep)
+        sequence, live_start = pool.sequence(self.handle), pool.live_start(self.handle)
+        return StepRow(
+            slot=self.handle.slot,
+            generation=self.handle.generation,
+            storage=self.waiting.storage,
+            token_ids=token_ids,
+            start=start,
+            fresh=pool.append(self.handle, len(token_ids)),
+            live_start=live_start,
+            sample=sample,
+            keep=sequence.keep,
+            rope_offset=sequence.rope_offset,
+        )
+
+    def trim_windows(self, pool: CachePool, written: int) -> None:
+        """Give up what no window sees of the first `written` tokens."""
+        if self.waiting.storage is StorageKind.PAGED:
+            for index, group in enumerate(pool.groups):
+                if group.spec.window is not None:
+                    pool.trim_front(self.handle, index, group.spec.first_visible(written))
 
     @property
     def to_restore(self) -> Snapshot | None:

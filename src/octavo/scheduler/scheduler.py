@@ -18,14 +18,19 @@ from octavo.scheduler.admission import admit_to_queue
 from octavo.scheduler.policy import AGEING_TICKS, decide_tick
 from octavo.scheduler.queue import WaitingQueue
 from octavo.scheduler.running import RunningRequest
-from octavo.scheduler.scheduled_step import ScheduledStep
-from octavo.scheduler.view import Decision, Share
+from octavo.scheduler.scheduled_step import UNKNOWN_TOKEN, ScheduledStep
+from octavo.scheduler.slots import Slots
+from octavo.scheduler.view import Decision, Share, fits, less
 from octavo.scheduler.view_builder import ViewBuilder
 from octavo.step_batch import BlockCopy, StepBatch, StepRow, StorageKind
 
+MOST_AHEAD = 8  # steps in a row that `schedule_ahead` lays out while somebody waits
+_NOT_OUT = "this step is not out, or not the first; each scheduled step ends once, in complete or cancel"
+
 
 class Scheduler:
-    """One step at a time: `schedule`, run it, `complete` (or `cancel`), `finish` those that are done.
+    """One step at a time: `schedule`, run it, `complete` (or `cancel`), `finish` those that are done. While it runs,
+    before its tokens are known, `schedule_ahead` may lay out the next.
 
     With the prefix cache on, a request begins with what the cache has of its prompt, and whenever a step has filled
     one of its blocks, that is shared from then on, also a block of a dense one's run. What dense requests keep in rings
@@ -70,12 +75,13 @@ class Scheduler:
         self._storage = storage
         self._prefix_cache = prefix_cache
         self._waiting = WaitingQueue(ageing_ticks)
-        self._running: dict[str, RunningRequest] = {}  # in the order of admission
+        self._slots = Slots(pool, self._waiting)
+        self._running = self._slots.running
         self._tick = self._squeezed_ticks = self._num_arrived = 0
         self.preemptions = 0  # ever
-        self._in_flight: ScheduledStep | None = None
-        self._has_rings = any(not group.takes_blocks(StorageKind.DENSE) for group in pool.groups)
-        self._windowed_groups = [i for i, group in enumerate(pool.groups) if group.spec.window is not None]
+        self._in_flight: list[ScheduledStep] = []
+        self._num_ahead = 0  # steps since the line was looked at
+        self._has_arrivals = False  # since then
 
     @property
     def num_waiting(self) -> int:
@@ -118,6 +124,7 @@ class Scheduler:
             domain = PrefixDomain(salt=state.request.cache_salt)
         self._waiting.push(admit_to_queue(self._pool, state, storage, domain, reserve, self._num_arrived))
         self._num_arrived += 1
+        self._has_arrivals = True
 
     def schedule(self) -> ScheduledStep | None:
         """Admit whom there is room for and lay out the next step; None if there is nothing to compute.
@@ -126,11 +133,12 @@ class Scheduler:
         out; whatever it raises, every request stays where it was, but that those preempted for it stay preempted.
         """
         self._check_between_steps("the next")
+        self._num_ahead, self._has_arrivals, self._slots.have_changed = 0, False, False
         self._waiting.age()
         self._tick += 1
         decision = self._decide(admits=True)
         while decision.preempted is not None:
-            self._requeue(self._running[decision.preempted])
+            self._slots.requeue(self._running[decision.preempted])
             self.preemptions += 1
             decision = self._decide(admits=False)  # who gave way does not come back in the same tick
         if not decision.shares:
@@ -138,6 +146,66 @@ class Scheduler:
         step = self._begin(decision)
         self._squeezed_ticks = decision.squeezed_ticks
         return step
+
+    def schedule_ahead(self) -> ScheduledStep | None:
+        """Lay out the step after the one that is out: one more token of each of its requests that may go on.
+
+        For devices that compute while the host goes on: until the step that is out has really ended, its blocks must
+        not be written but by steps that the device runs after it. Both end in the order they were scheduled. None where
+        the one that is out does more than give every running request a token, where others would have to give blocks,
+        and where somebody waits who may have a turn: who came just now, who may take the place of one that ended, and
+        at times whoever waits.
+        """
+        if len(self._in_flight) != 1:
+            return None
+        before = self._in_flight[0]
+        going_on = [
+            (i, running, row.stop)
+            for i, (running, row) in enumerate(zip(self._still_running(before), before.batch.rows, strict=True))
+            if running is not None and row.stop + 1 < running.state.max_total_tokens
+        ]
+        if not going_on or not self._may_look_ahead(before) or not self._room_for(going_on):
+            return None
+        self._waiting.age()
+        self._tick += 1
+        self._num_ahead += 1
+        rows = []
+        with ExitStack() as undo:
+            for _, running, stop in going_on:
+                rows.append(running.row(self._pool, stop, (UNKNOWN_TOKEN,), sample=True))
+                undo.callback(self._pool.rollback_append, running.handle, 1)
+                running.last_tick = self._tick
+            undo.pop_all()
+        copies = [copy for _, running, _ in going_on for copy in self._pool.copies(running.handle)]
+        step = ScheduledStep(
+            StepBatch(tuple(rows), tuple(copies)),
+            tuple([running.state for _, running, _ in going_on]),
+            follows=tuple([i for i, _, _ in going_on]),
+        )
+        self._in_flight.append(step)
+        return step
+
+    def _may_look_ahead(self, before: ScheduledStep) -> bool:
+        if before.restores or before.captures or before.batch.copies:  # these would not be made again after a failure
+            return False
+        if not all(row.sample for row in before.batch.rows):
+            return False
+        names = {state.request.request_id for state in before.states}
+        if not self._running.keys() <= names:
+            return False
+        if not self._waiting:
+            return True
+        return self._num_ahead < MOST_AHEAD and not self._has_arrivals and not self._slots.have_changed
+
+    def _room_for(self, going_on: Sequence[tuple[int, RunningRequest, int]]) -> bool:
+        """Whether all may take the blocks for one token after `stop`."""
+        room = self._pool.available_blocks()
+        for _, running, stop in going_on:
+            growth = running.growth(self._pool, stop + 1)
+            if not fits(growth, room):
+                return False
+            room = less(room, growth)
+        return True
 
     def schedule_alone(self, request_id: str) -> ScheduledStep | None:
         """Lay out the next share of a request that was in the step before, by itself: to find out whose fault it was.
@@ -171,7 +239,7 @@ class Scheduler:
         for i, (row, token_id) in enumerate(zip(rows, sampled, strict=True)):
             if row.sample is (token_id is None):
                 raise InvalidArgument(f"row {i} has sample={row.sample} but its sampled token is {token_id}")
-        self._in_flight = None
+        del self._in_flight[0]
         captured = dict(zip(step.captures, snapshots, strict=True))
         for i, (running, row, token_id) in enumerate(zip(self._still_running(step), rows, sampled, strict=True)):
             if running is None:
@@ -182,40 +250,45 @@ class Scheduler:
             self._pool.donate(running.handle, running.state.tokens, running.state.num_computed_tokens)
             if i in captured:
                 self._pool.prefix.attach_snapshot(*running.captured_prefix, captured[i])
-            self._trim_windows(running)
+            running.trim_windows(self._pool, running.state.num_computed_tokens)
 
     def cancel(self, step: ScheduledStep) -> None:
-        """Take `step` back because it failed to run. Its tokens keep their blocks for when they are scheduled again.
+        """Take `step` back because it failed to run, and the one that follows it. Their tokens keep their blocks for
+        when they are scheduled again.
 
         Whom it admitted stays admitted, so the next step may order and share out its rows differently. A dense sequence
-        with rings is preempted after a chunk of several tokens, unless that began from a snapshot: the rings may lack
-        what the chunk would read again. Raises `InvalidArgument` if `step` is not the one that is out.
+        with rings is preempted after a chunk of several tokens, unless that began from a snapshot, and if two steps
+        are taken back: the rings may lack what would be read again. Raises `InvalidArgument` if `step` is not out.
         """
-        self._check_in_flight(step)
-        self._in_flight = None
-        lost = []
-        for running, row in zip(self._still_running(step), step.batch.rows, strict=True):
-            if running is None:
-                continue
-            in_rings = self._has_rings and row.storage is StorageKind.DENSE
-            if in_rings and row.start and row.num_tokens > 1 and running.to_restore is None:
-                lost.append(running)
-            else:
-                self._pool.rollback_append(running.handle, row.num_tokens)
-        for running in lost:
-            self._requeue(running)
+        if step not in self._in_flight:
+            raise InvalidArgument(_NOT_OUT)
+        index = self._in_flight.index(step)
+        cancelled = self._in_flight[index:]
+        del self._in_flight[index:]
+        lost: dict[str, RunningRequest] = {}
+        for each in reversed(cancelled):
+            for running, row in zip(self._still_running(each), each.batch.rows, strict=True):
+                if running is None or running.waiting.request_id in lost:
+                    continue
+                in_rings = self._slots.has_rings and row.storage is StorageKind.DENSE and row.start > 0
+                if in_rings and (row.num_tokens > 1 or len(cancelled) > 1) and running.to_restore is None:
+                    lost[running.waiting.request_id] = running
+                else:
+                    self._pool.rollback_append(running.handle, row.num_tokens)
+        for running in lost.values():
+            self._slots.requeue(running)
 
     def finish(self, request_id: str, reason: FinishReason) -> None:
         """End a request, waiting or running; its blocks are free at once. Raises `InvalidArgument` if it is unknown.
 
         While a step is out, call this only once nothing of that step can still write.
         """
-        if not self._remove(request_id, reason):
+        if not self._slots.remove(request_id, reason):
             raise InvalidArgument(f"request {request_id!r} is neither waiting nor running")
 
     def abort(self, request_id: str) -> bool:
         """`finish` with reason `abort`; False if the request is unknown, for it may just have ended by itself."""
-        return self._remove(request_id, "abort")
+        return self._slots.remove(request_id, "abort")
 
     def preempt(self, request_id: str) -> None:
         """Take a running request's slot and blocks; it goes to the head of the line, to be computed again.
@@ -228,7 +301,7 @@ class Scheduler:
             raise InvalidArgument(f"request {request_id!r} is not running and cannot be preempted")
         if self._pool.sequence(self._running[request_id].handle).rope_offset:
             raise InvalidArgument(f"request {request_id!r} has forgotten tokens and cannot be computed again")
-        self._requeue(self._running[request_id])
+        self._slots.requeue(self._running[request_id])
         self.preemptions += 1
 
     def shift_contexts(self) -> list[str]:
@@ -260,12 +333,14 @@ class Scheduler:
             undo.pop_all()
         for share in decision.shares:
             self._running[share.request_id].last_tick = self._tick
-        self._in_flight = step
+        self._in_flight.append(step)
         return step
 
     def _lay_out(self, decision: Decision, undo: ExitStack) -> ScheduledStep:
         for request_id in decision.admitted:
-            self._start(request_id, undo)
+            brings = self._waiting.get(request_id).state.num_imported_tokens > 0
+            hit = None if brings else self._views.hits.get(request_id)
+            self._slots.start(request_id, hit, self._tick, undo)
         rows: list[StepRow] = []
         states, restores, captures = [], [], []
         copies: list[BlockCopy] = []
@@ -274,116 +349,25 @@ class Scheduler:
             snapshot = running.to_restore
             if snapshot is not None:
                 restores.append((len(rows), snapshot))
-            row = self._row(running, running.cut(share.num_tokens))
+            state, start = running.state, running.state.num_computed_tokens
+            stop = start + running.cut(share.num_tokens)
+            row = running.row(self._pool, start, state.tokens(start, stop), sample=stop == state.num_tokens)
             if row.stop == running.capture_at:
                 captures.append(len(rows))
             rows.append(row)
-            states.append(running.state)
+            states.append(state)
             copies.extend(self._pool.copies(running.handle))
             undo.callback(self._pool.rollback_append, running.handle, row.num_tokens)
         return ScheduledStep(StepBatch(tuple(rows), tuple(copies)), tuple(states), tuple(restores), tuple(captures))
-
-    def _start(self, request_id: str, undo: ExitStack) -> None:
-        """Move a request from the line to a slot."""
-        waiting = self._waiting.pop(request_id)
-        undo.callback(self._waiting.push, waiting)
-        state, before = waiting.state, waiting.state.num_cached_tokens
-        hit = None if state.num_imported_tokens else self._views.hits.get(request_id)
-        handle = self._pool.allocate(
-            request_id, waiting.storage, state.max_total_tokens, state.keep, prefix=hit, promised=waiting.promised
-        )
-        per_slot = self._has_rings and waiting.storage is StorageKind.DENSE
-        running = RunningRequest.of(waiting, handle, hit, self._pool.block_size, per_slot=per_slot)
-        running.level, running.last_tick = self._waiting.level(waiting), self._tick
-        self._running[request_id] = running
-        state.slot, state.num_computed_tokens = handle.slot, running.began_at
-        state.num_cached_tokens = running.began_at if before is None else before
-        undo.callback(self._unstart, request_id, before)
-        self._count_imported(running)
-
-    def _count_imported(self, running: RunningRequest) -> None:
-        """Take blocks for the tokens whose K/V a request brings; it is imported before the step runs.
-
-        That K/V is what a client says it is. So such a request gives nothing to the prefix cache.
-        """
-        missing = running.state.num_imported_tokens
-        while missing:
-            share = min(missing, self._pool.max_append_tokens or missing)
-            self._pool.append(running.handle, share)
-            self._trim_windows(running)
-            missing -= share
-
-    def _unstart(self, request_id: str, num_cached_before: int | None) -> None:
-        state = self._running[request_id].state
-        state.num_computed_tokens, state.num_cached_tokens = 0, num_cached_before
-        self._stop(request_id)
-
-    def _requeue(self, running: RunningRequest) -> None:
-        """Back to where it stood in line, without slot, blocks, and what it brought, to be computed again."""
-        state, waiting = running.state, running.waiting
-        again = admit_to_queue(
-            self._pool,
-            state,
-            waiting.storage,
-            waiting.domain,
-            waiting.reserve,
-            arrival=waiting.arrival,
-            waited=waiting.waited,
-        )
-        self._stop(state.request.request_id)
-        state.num_computed_tokens = state.num_imported_tokens = 0
-        self._waiting.push(again)
-
-    def _stop(self, request_id: str) -> None:
-        running = self._running.pop(request_id)
-        self._pool.release(running.handle)
-        running.state.slot = None
-
-    def _row(self, running: RunningRequest, num_tokens: int) -> StepRow:
-        state, handle = running.state, running.handle
-        start = state.num_computed_tokens
-        running.promise(self._pool)
-        sequence, live_start = self._pool.sequence(handle), self._pool.live_start(handle)
-        return StepRow(
-            slot=handle.slot,
-            generation=handle.generation,
-            storage=running.waiting.storage,
-            token_ids=state.tokens(start, start + num_tokens),
-            start=start,
-            fresh=self._pool.append(handle, num_tokens),
-            live_start=live_start,
-            sample=start + num_tokens == state.num_tokens,
-            keep=sequence.keep,
-            rope_offset=sequence.rope_offset,
-        )
 
     def _still_running(self, step: ScheduledStep) -> list[RunningRequest | None]:
         """Per row, its request unless it ended meanwhile. None can have come back: that takes another `schedule`."""
         return [self._running.get(state.request.request_id) for state in step.states]
 
-    def _trim_windows(self, running: RunningRequest) -> None:
-        if running.waiting.storage is StorageKind.PAGED:
-            written = self._pool.written(running.handle)
-            for group in self._windowed_groups:
-                self._pool.trim_front(running.handle, group, self._pool.groups[group].spec.first_visible(written))
-
-    def _remove(self, request_id: str, reason: FinishReason) -> bool:
-        if request_id in self._waiting:
-            state = self._waiting.pop(request_id).state
-        elif request_id in self._running:
-            state = self._running[request_id].state
-            self._stop(request_id)
-        else:
-            return False
-        state.finish_reason = reason
-        if not self._running:
-            self._pool.check_idle()
-        return True
-
     def _check_between_steps(self, what: str) -> None:
-        if self._in_flight is not None:
+        if self._in_flight:
             raise InvalidArgument(f"a step is still out; complete or cancel it before {what}")
 
     def _check_in_flight(self, step: ScheduledStep) -> None:
-        if step is not self._in_flight:
-            raise InvalidArgument("this step is not out; each scheduled step ends once, in complete or cancel")
+        if not self._in_flight or step is not self._in_flight[0]:
+            raise InvalidArgument(_NOT_OUT)

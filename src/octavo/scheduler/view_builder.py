@@ -75,16 +75,13 @@ class ViewBuilder:
 
     def _running(self, running: RunningRequest, tick: int) -> RunningView:
         state, waiting = running.state, running.waiting
-        growth: Blocks = ()
-        if running.grows and state.num_tokens > self._pool.promised(running.handle):
-            growth = self._pool.growth(running.handle, state.num_tokens)
         return RunningView(
             waiting.request_id,
             running.num_remaining,
             state.num_computed_tokens,
             running.level,
             waiting.arrival,
-            growth if any(growth) else (),
+            running.growth(self._pool, state.num_tokens),
             running.grows,
             tick - running.last_tick,
         )
