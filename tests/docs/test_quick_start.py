@@ -1,4 +1,4 @@
-"""What the quick start shows works as it stands there; the model is a tiny one with the default model's name."""
+"""What the quick start and others show works as it stands; the model is a tiny one with the default model's name."""
 
 from __future__ import annotations
 
@@ -15,10 +15,19 @@ from octavo.cli.main import invoke
 from tests.server.server_process import ServerProcess, octavo_serve
 from tests.tiny_models import save_hf
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "index.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-PYTHON = [body for language, body in BLOCKS if language == "python"]
-SHELL = [body for language, body in BLOCKS if language == "sh"]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def blocks(page: str, language: str) -> list[str]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+PYTHON, SHELL = blocks("docs/index.md", "python"), blocks("docs/index.md", "sh")
+OFFLINE = {
+    page: [body for body in blocks(page, "python") if 'LLM("smollm2")' in body]
+    for page in ("README.md", "docs/index.md", "docs/structured-output.md")
+}
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +44,12 @@ def server(model: Path) -> Iterator[ServerProcess]:
         yield server
 
 
-def test_the_python_of_the_quick_start_runs(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (offline,) = (body for body in PYTHON if "from octavo import" in body)
-    exec(compile(offline.replace('"smollm2"', repr(str(model))), "quick start", "exec"), {})
-    assert "completion_tokens=64" in capsys.readouterr().out
+@pytest.mark.parametrize("page", OFFLINE)
+def test_python_that_a_page_shows_runs(page: str, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (offline,) = OFFLINE[page]
+    exec(compile(offline.replace('"smollm2"', repr(str(model))), page, "exec"), {})
+    out = capsys.readouterr().out
+    assert {"README.md": "tokens)", "docs/index.md": "completion_tokens=64"}.get(page, "{") in out
 
 
 @pytest.mark.parametrize("line", re.findall(r"^octavo generate .*$", "\n".join(SHELL), re.MULTILINE))
