@@ -34,7 +34,7 @@ def timed_graph(calls: Sequence[Callable[[], object]], replays: int = 20) -> flo
         end.record()
         end.synchronize()
         times.append(begin.elapsed_time(end) * 1e3 / len(calls))
-    return median(times)
+    return float(median(times))
 
 
 def read_ceiling(num_bytes: int = 4 << 30) -> float:

@@ -74,7 +74,12 @@ class DecodeSetup:
         )
 
     def fused(
-        self, *, exact: bool = False, tile: DecodeTile | None = None, chunk: int | None = None, precise: bool = True
+        self,
+        *,
+        exact: bool = False,
+        tile: DecodeTile | None = None,
+        chunk: int | None = None,
+        precise: bool | None = None,
     ) -> tuple[list[Call], Tensor]:
         """Our calls, one per copy, and their output [R, Hq, D]."""
         shape = self.shape
@@ -82,8 +87,8 @@ class DecodeSetup:
             shape.num_q_heads, shape.num_kv_heads, shape.dim, shape.dim, self.block_size, *self.codecs,
             scale=1 / math.sqrt(shape.dim), exact=exact,
         )  # fmt: skip
-        decode = PagedDecode(spec, torch.device("cuda"), tile, precise=precise)
-        decode.upload(decode.work_list(self.rows(), chunk=chunk), 1)
+        decode = PagedDecode(spec, torch.device("cuda"))
+        decode.plan(self.rows(), tile=tile, chunk=chunk, precise=precise)
         out = torch.empty_like(self.q)
         return [
             lambda k=k, v=v: decode.run(self.q, k, v, self.table, out)  # type: ignore[misc]

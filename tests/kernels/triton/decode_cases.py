@@ -49,7 +49,7 @@ class DecodeCase:
         self.table = torch.full((len(blocks) * span,), 2**31 - 1, dtype=torch.int32)
         self.spec = DecodeSpec(
             self.hq, self.hkv, self.dim, self.dim, self.block_size, self.k_codec, self.v_codec,
-            scale=1 / math.sqrt(self.dim), window=self.window, sinks=self.sinks, exact=self.exact,
+            scale=1 / math.sqrt(self.dim), window=self.window, exact=self.exact,
         )  # fmt: skip
         device = torch.device(self.device)
         self.store, self.decoded = [], []
@@ -112,19 +112,17 @@ class DecodeCase:
                         scale=self.spec.scale,
                         window=self.window,
                         sink_logits=self.sink_logits,
-                    )  # fmt: skip
+                    )
                 )
         return torch.cat(out)
 
-    def run(self, *, chunk=None, capacity=None, tile=None, decode=None):
-        """[T, Hq, D] as the kernels give it, into an output that was poisoned."""
+    def run(self, *, decode=None, **plan):
+        """[T, Hq, D] as the kernels give it, into an output that was poisoned. `plan` goes to `PagedDecode.plan`."""
         device = torch.device(self.device)
-        decode = decode or PagedDecode(self.spec, device, tile)
-        work = decode.work_list(self.rows, chunk=chunk, capacity=capacity)
-        decode.upload(work, max(self.queries), gaps=self.rows.has_gaps)
+        self.decode = decode or PagedDecode(self.spec, device)
+        self.work = self.decode.plan(self.rows, **plan)
         out = torch.full(self.q.shape, float("nan"), dtype=self.out_dtype, device=device)
         sinks = None if self.sink_logits is None else self.sink_logits.to(device)
         k, v = (StoredRows.of(store.planes()) for store in self.store)
-        decode.run(self.q.to(device), k, v, self.table.to(device), out, sinks)
-        self.work = work
+        self.decode.run(self.q.to(device), k, v, self.table.to(device), out, sinks)
         return out.cpu()

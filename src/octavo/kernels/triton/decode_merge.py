@@ -19,7 +19,7 @@ def decode_merge(
     BLOCK_D: tl.constexpr,
     BLOCK_S: tl.constexpr,
     HAS_SINKS: tl.constexpr,
-    PDL: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """Grid (sequences, HQ * QUERIES, parts of DV). A merge is 4 int32: first query row, query rows, first slot, slots.
 
@@ -30,8 +30,10 @@ def decode_merge(
     num_queries = tl.load(merge_ptr + 1)
     first = tl.load(merge_ptr + 2)
     slots = tl.load(merge_ptr + 3)
-    if PDL:
+    # Only then may the next one start: earlier it would take room from the programs that this one waits for.
+    if DEPENDENT:
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     t = tl.program_id(1) // HQ
     if (t >= num_queries) | (slots == 0):
         return

@@ -37,6 +37,12 @@ class DecodeRows:
     skip: Ints | None = None
 
     @property
+    def lengths(self) -> Ints:
+        """Columns from the first visible one on."""
+        lengths: Ints = np.maximum(self.columns - self.first_column, 0)
+        return lengths
+
+    @property
     def has_gaps(self) -> bool:
         return self.skip is not None and bool(self.skip.any())
 
@@ -48,13 +54,15 @@ class WorkList:
     item     first query row, query rows, first column, end column, table offset, partial slot or -1, columns, sequence
     merge    first query row, query rows, first slot, slots (0 where one item did it all)
 
-    `first_items` [R + 1] are where each sequence's items begin. Items from `num_items` on are zeros and do nothing.
+    `first_items` [R + 1] are where each sequence's items begin; its last chunk may grow up to column `limits` [R].
+    Items from `num_items` on are zeros and do nothing.
     """
 
     items: NDArray[np.int32]
     merges: NDArray[np.int32]
     gaps: NDArray[np.int32]
     first_items: Ints
+    limits: Ints
     num_slots: int
 
     @property
@@ -63,14 +71,13 @@ class WorkList:
 
     def advance(self, rows: DecodeRows) -> bool:
         """Take over new bounds of the same sequences, cut as before; False, with nothing changed, if they must be cut
-        anew: where a sequence's first chunk has become empty, or its last one has grown by more than a chunk.
+        anew: where a sequence's first chunk has become empty, or its last one has grown past its limit.
         """
         first, last = self.first_items[:-1], self.first_items[1:] - 1
         columns, begin = _bounds(rows)
-        single = first == last
-        grown = columns - self.items[last, 2] > 2 * np.maximum(self.items[first, 3] - self.items[first, 2], GRAIN)
-        emptied = begin >= np.where(single, columns, self.items[first, 3])
-        if bool((grown | emptied).any()):
+        was_empty = self.items[last, 3] <= self.items[first, 2]
+        emptied = begin >= np.where(first == last, columns, self.items[first, 3])
+        if bool(((columns > self.limits) | emptied | was_empty).any()):
             return False
         self.items[first, 2] = begin
         self.items[last, 3] = columns
@@ -127,7 +134,9 @@ def build_work_list(rows: DecodeRows, *, chunk: int, exact: bool, capacity: int 
     gaps = np.zeros((num_rows, GAP_FIELDS), dtype=np.int32)
     if rows.keep is not None and rows.skip is not None:
         gaps[:, 0], gaps[:, 1] = rows.keep, rows.skip
-    return WorkList(items, merges, gaps, first_items, int(first_slot[-1]))
+    # A chunk that is not cut at absolute multiples may double before it is worth another plan.
+    limits = origin + pieces * step + (0 if exact else np.maximum(step, chunk))
+    return WorkList(items, merges, gaps, first_items, limits, int(first_slot[-1]))
 
 
 def first_visible(columns: Ints, window: int | None, keep: Ints | None, skip: Ints | None) -> Ints:
@@ -136,7 +145,8 @@ def first_visible(columns: Ints, window: int | None, keep: Ints | None, skip: In
         return np.zeros_like(columns)
     gap = np.zeros_like(columns) if skip is None else skip
     position = np.maximum(columns - gap - window, 0)
-    return position if keep is None else position + np.where(position >= keep, gap, 0)
+    first: Ints = position if keep is None else position + np.where(position >= keep, gap, 0)
+    return first
 
 
 def one_row_each(rows: DecodeRows, window: int | None) -> DecodeRows:

@@ -60,7 +60,7 @@ def decode_split(
     HAS_SINKS: tl.constexpr,
     FAST: tl.constexpr,
     PRECISE: tl.constexpr,
-    PDL: tl.constexpr,
+    DEPENDENT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """Grid (HKV, items, query tiles). An item is 8 int32, see `decode_plan.py`:
@@ -79,8 +79,15 @@ def decode_split(
     table_ptr += tl.load(item_ptr + 4)
     slot = tl.load(item_ptr + 5)
     columns = tl.load(item_ptr + 6)
-    if PDL:
+    # With dependent launches the next kernel begins, and this one has begun, before the one in front is done: up to the
+    # wait it reads what the step's plan wrote, long before any layer.
+    if DEPENDENT:
         tl.extra.cuda.gdc_launch_dependents()
+    # Tiles lie at absolute multiples, wherever a chunk begins.
+    cols = begin // BLOCK_N * BLOCK_N + tl.arange(0, BLOCK_N)
+    ids = block_ids(table_ptr, cols, end, BLOCK_SIZE)
+    if DEPENDENT:
+        tl.extra.cuda.gdc_wait()
     if num_queries == 0:
         return
     GROUP: tl.constexpr = HQ // HKV
@@ -104,9 +111,6 @@ def decode_split(
     top = tl.full([BLOCK_M], LOWEST, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = zero_accumulators(BLOCK_M, DV, V_CODEC)
-    # Tiles lie at absolute multiples, wherever a chunk begins.
-    cols = begin // BLOCK_N * BLOCK_N + tl.arange(0, BLOCK_N)
-    ids = block_ids(table_ptr, cols, end, BLOCK_SIZE)
     for _ in tl.range(begin // BLOCK_N * BLOCK_N, end, BLOCK_N, num_stages=STAGES):
         visible = (cols >= begin) & (ids >= 0) & (ids < num_blocks)
         if HAS_GAPS:
@@ -115,7 +119,7 @@ def decode_split(
         # Ids of the next tile are under way while this one is multiplied.
         next_cols = cols + BLOCK_N
         ids = block_ids(table_ptr, next_cols, end, BLOCK_SIZE)
-        s = scores(q, k_ptr, k_scale_ptr, rows, visible, head, HKV, DK, K_CODEC, FAST, HALVES) * scale_log2
+        s = scores(q, k_ptr, k_scale_ptr, rows, visible, head, HKV, DK, K_CODEC, FAST, HALVES)
         if QUERIES == 1:
             seen = visible[None, :]
         else:
@@ -128,8 +132,8 @@ def decode_split(
                 else:
                     seen &= cols[None, :] > (last - window)[:, None]
         s = tl.where(seen, s, float("-inf"))
-        higher = tl.maximum(top, tl.max(s, 1))
-        p = tl.exp2(s - higher[:, None])
+        higher = tl.maximum(top, tl.max(s, 1) * scale_log2)
+        p = tl.exp2(s * scale_log2 - higher[:, None])
         fade = tl.exp2(top - higher)
         top = higher
         total = total * fade + tl.sum(p, 1)

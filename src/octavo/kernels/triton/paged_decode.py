@@ -8,35 +8,38 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-import triton
 from torch import Tensor
 
 from octavo.kernels.triton.decode_merge import decode_merge
 from octavo.kernels.triton.decode_plan import (
     EXACT_CHUNK,
-    GAP_FIELDS,
-    GRAIN,
     ITEM_FIELDS,
     MERGE_FIELDS,
     DecodeRows,
     WorkList,
     build_work_list,
-    chunk_length,
     one_row_each,
 )
 from octavo.kernels.triton.decode_split import decode_split
-from octavo.kernels.triton.decode_tiles import DecodeTile, decode_tile, target_programs
+from octavo.kernels.triton.decode_tiles import DecodeTile, choose, exact_tile
 
 _CODECS = {"f32": 0, "f16": 0, "bf16": 0, "q8_0": 1, "q4_0": 2}
 _HOST_BUFFERS = 3
 
+# Softmax weights are rounded to the 16 bits of the values' dtype, unless a sequence sees fewer columns than this: then
+# they are multiplied in two halves. Above it the rounding of many weights averages out, to less than 5e-4 in a result
+# of values of unit size.
+_PRECISE_BELOW = 64
+_PRECISE_BELOW_BF16 = 2048
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeSpec:
-    """What is compiled for: heads, storage and masks of one group of layers."""
+    """What is compiled for: heads, storage and masks of one group of layers. `exact`: a row's bits are its own."""
 
     num_q_heads: int
     num_kv_heads: int
@@ -47,7 +50,6 @@ class DecodeSpec:
     v_codec: str
     scale: float
     window: int | None = None
-    sinks: bool = False
     exact: bool = False
 
     def refusal(self) -> str | None:
@@ -57,11 +59,20 @@ class DecodeSpec:
                 return f"no fused kernel for {codec} {name}"
             if dim % 16 or not 16 <= dim <= 256:
                 return f"no fused kernel for {name} of {dim} elements"
-        if self.num_q_heads // self.num_kv_heads > 16:
-            return f"no fused kernel for {self.num_q_heads // self.num_kv_heads} query heads per K/V head"
+        if self.group > 16:
+            return f"no fused kernel for {self.group} query heads per K/V head"
         if self.block_size not in (16, 32, 64):
             return f"no fused kernel for blocks of {self.block_size}"
         return None
+
+    @property
+    def group(self) -> int:
+        """Query heads per K/V head."""
+        return self.num_q_heads // self.num_kv_heads
+
+    @property
+    def quantised(self) -> bool:
+        return _CODECS[self.k_codec] + _CODECS[self.v_codec] > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,76 +91,79 @@ class StoredRows:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """What a captured graph fixes. `queries` rows at most per sequence; without `merges` the second launch is left out."""
+    """All of a step that its launches depend on, and so what a captured graph fixes.
+
+    `queries` are the most query rows of a sequence, `items` and `rows` the sizes of the work list. The second launch
+    is only there for `merges`.
+    """
 
     queries: int
     items: int
     rows: int
     merges: bool
     gaps: bool
+    precise: bool
+    tile: DecodeTile
 
 
 class PagedDecode:
     """The launches of one group of layers. Owned by one thread; `plan` for a step, then `run` for each layer."""
 
-    def __init__(
-        self, spec: DecodeSpec, device: torch.device, tile: DecodeTile | None = None, *, precise: bool = True
-    ) -> None:
-        """`precise` multiplies softmax weights in two 16-bit halves; without it they are rounded to one."""
-        self.precise = precise
+    def __init__(self, spec: DecodeSpec, device: torch.device) -> None:
         refusal = spec.refusal()
         assert refusal is None, refusal
         self.spec = spec
+        self.plans_built = self.plans_reused = self.uploaded_bytes = 0
         self._device = device
-        group = spec.num_q_heads // spec.num_kv_heads
-        self._group = group
-        self.tile = tile or decode_tile(max(spec.k_dim, spec.v_dim), _CODECS[spec.k_codec] + _CODECS[spec.v_codec] > 0)
+        # Programmatic dependent launch: a kernel starts while the one before it ends, and waits where it must.
         cuda = device.type == "cuda" and torch.version.cuda is not None
-        self._pdl = cuda and torch.cuda.get_device_capability(device) >= (9, 0)
-        self._steps = torch.zeros(0, dtype=torch.int32, device=device)
+        self._dependent = cuda and torch.cuda.get_device_capability(device) >= (9, 0)
+        self._launch: dict[str, Any] = {"launch_pdl": True} if self._dependent else {}
+        self._dim = max(spec.k_dim, spec.v_dim)
+        self._step = torch.zeros(0, dtype=torch.int32, device=device)
         self._host: list[Tensor] = []
         self._turn = 0
-        self._partial = torch.zeros(0, dtype=torch.float32, device=device)
-        self._lse = torch.zeros(0, dtype=torch.float32, device=device)
-        self.geometry = Geometry(1, 0, 0, False, False)
+        self._partial = torch.zeros(1, dtype=torch.float32, device=device)
+        self._lse = torch.zeros(1, dtype=torch.float32, device=device)
+        self._rows: DecodeRows | None = None
+        self._work: WorkList | None = None
+        self._tile = exact_tile(self._dim, spec.quantised)
+        self.geometry = Geometry(1, 0, 0, False, False, True, self._tile)
 
-    def work_list(self, rows: DecodeRows, *, chunk: int | None = None, capacity: int | None = None) -> WorkList:
-        """Cut a step's sequences: at absolute multiples of EXACT_CHUNK if the spec is exact, else by load."""
-        if self.spec.exact:
-            return build_work_list(
-                one_row_each(rows, self.spec.window), chunk=EXACT_CHUNK, exact=True, capacity=capacity
-            )
-        lengths = np.maximum(rows.columns - rows.first_column, 0)
-        if chunk is None:
-            bytes_per_column = self.spec.num_kv_heads * (self.spec.k_dim + self.spec.v_dim) * 2
-            programs = target_programs(int(lengths.sum()) * bytes_per_column)
-            items = max(1, programs // self.spec.num_kv_heads)
-            if capacity is not None:
-                items = min(items, capacity)
-            chunk = chunk_length(lengths, items, 2 * GRAIN)
-        return build_work_list(rows, chunk=chunk, exact=False, capacity=capacity)
+    def plan(
+        self,
+        rows: DecodeRows,
+        *,
+        capacity: int | None = None,
+        tile: DecodeTile | None = None,
+        chunk: int | None = None,
+        precise: bool | None = None,
+    ) -> WorkList:
+        """Cut a step's sequences into work and hand it to the device, in stream order and without waiting for it.
 
-    def upload(self, work: WorkList, queries: int, *, gaps: bool = False) -> None:
-        """Hand a work list to the device, in stream order. `queries` is the most rows that any sequence has.
-
-        Buffers grow here and nowhere else; while a graph that reads them is alive, keep to its geometry.
+        `capacity` pads the work list to what a captured graph launches. `tile`, `chunk` and `precise` replace what was
+        measured to be best. Buffers grow here alone; a graph that reads them must be captured again if they did.
         """
-        num_rows = len(work.merges)
-        queries = 1 if self.spec.exact else queries
-        self.geometry = Geometry(queries, len(work.items), num_rows, work.num_slots > 0, gaps)
-        values = np.concatenate((work.items.ravel(), work.merges.ravel(), work.gaps.ravel()))
-        if len(values) > len(self._steps):
-            self._steps = torch.zeros(len(values), dtype=torch.int32, device=self._device)
-            pinned = self._device.type == "cuda"
-            self._host = [torch.zeros(len(values), dtype=torch.int32, pin_memory=pinned) for _ in range(_HOST_BUFFERS)]
-        host = self._host[self._turn]
-        self._turn = (self._turn + 1) % _HOST_BUFFERS
-        host[: len(values)] = torch.from_numpy(values)
-        self._steps[: len(values)].copy_(host[: len(values)], non_blocking=True)
-        partials = work.num_slots * queries * self.spec.num_q_heads
-        if partials > len(self._lse):
-            self._lse = torch.empty(partials, dtype=torch.float32, device=self._device)
-            self._partial = torch.empty(partials * self.spec.v_dim, dtype=torch.float32, device=self._device)
+        spec = self.spec
+        queries = int(rows.num_queries.max(initial=1))
+        if spec.exact:
+            rows, queries = one_row_each(rows, spec.window), 1
+        chosen = tile is not None or chunk is not None
+        if not chosen and self._work is not None and self._continues(rows, capacity) and self._work.advance(rows):
+            self.plans_reused += 1
+        else:
+            best_tile, best_chunk = self._choose(rows)
+            self._work = build_work_list(rows, chunk=chunk or best_chunk, exact=spec.exact, capacity=capacity)
+            self._tile = tile or best_tile
+            self.plans_built += 1
+        self._rows, work = rows, self._work
+        if precise is None:
+            precise = spec.exact or self._is_short(rows, queries)
+        self.geometry = Geometry(
+            queries, len(work.items), len(work.merges), work.num_slots > 0, rows.has_gaps, precise, self._tile
+        )
+        self._upload(work, queries)
+        return work
 
     def run(
         self, q: Tensor, k: StoredRows, v: StoredRows, table: Tensor, out: Tensor, sinks: Tensor | None = None
@@ -158,12 +172,12 @@ class PagedDecode:
 
         Waits for nothing and allocates nothing. Sequences that see nothing get zeros, query rows of none nothing.
         """
-        spec, tile, geometry = self.spec, self.tile, self.geometry
-        items = self._steps
+        spec, geometry, tile = self.spec, self.geometry, self.geometry.tile
+        items = self._step
         merges = items[geometry.items * ITEM_FIELDS :]
         gaps = merges[geometry.rows * MERGE_FIELDS :]
-        tile_rows = 16 if spec.exact else _tile_rows(geometry.queries * self._group, spec.v_dim)
-        query_tiles = -(-geometry.queries * self._group // tile_rows)
+        tile_rows = 16 if spec.exact else _tile_rows(geometry.queries * spec.group, spec.v_dim)
+        query_tiles = -(-geometry.queries * spec.group // tile_rows)
         decode_split[(spec.num_kv_heads, geometry.items, query_tiles)](
             q,
             out,
@@ -195,16 +209,16 @@ class PagedDecode:
             HAS_GAPS=geometry.gaps,
             HAS_SINKS=sinks is not None,
             FAST=self._device.type == "cuda",
-            PRECISE=self.precise,
-            PDL=self._pdl,
+            PRECISE=geometry.precise,
+            DEPENDENT=self._dependent,
             STAGES=tile.num_stages,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
+            **self._launch,
         )
         if geometry.merges:
-            launch = {"launch_pdl": True} if self._pdl else {}
-            block_d = min(128, triton.next_power_of_2(spec.v_dim))
-            decode_merge[(geometry.rows, spec.num_q_heads * geometry.queries, triton.cdiv(spec.v_dim, block_d))](
+            block_d, warps = (32, 1) if spec.v_dim <= 64 else (64, 2)
+            decode_merge[(geometry.rows, spec.num_q_heads * geometry.queries, -(-spec.v_dim // block_d))](
                 out,
                 self._partial,
                 self._lse,
@@ -216,12 +230,52 @@ class PagedDecode:
                 BLOCK_D=block_d,
                 BLOCK_S=32,
                 HAS_SINKS=sinks is not None,
-                PDL=self._pdl,
-                num_warps=4,
-                **launch,
+                DEPENDENT=self._dependent,
+                num_warps=warps,
+                **self._launch,
             )
+
+    def _choose(self, rows: DecodeRows) -> tuple[DecodeTile, int]:
+        if self.spec.exact:
+            return exact_tile(self._dim, self.spec.quantised), EXACT_CHUNK
+        return choose(self._dim, self.spec.quantised, self.spec.num_kv_heads, rows.lengths)
+
+    def _continues(self, rows: DecodeRows, capacity: int | None) -> bool:
+        """Whether these are the sequences of the last plan, in the same launch geometry."""
+        old = self._rows
+        return (
+            old is not None
+            and self._work is not None
+            and capacity in (None, len(self._work.items))
+            and rows.has_gaps == old.has_gaps
+            and np.array_equal(rows.first_query, old.first_query)
+            and np.array_equal(rows.num_queries, old.num_queries)
+            and np.array_equal(rows.table_begin, old.table_begin)
+        )
+
+    def _is_short(self, rows: DecodeRows, queries: int) -> bool:
+        least = _PRECISE_BELOW_BF16 if self.spec.v_codec == "bf16" else _PRECISE_BELOW
+        lengths = rows.lengths
+        return bool(((lengths > 0) & (lengths < least + queries)).any())
+
+    def _upload(self, work: WorkList, queries: int) -> None:
+        values = np.concatenate((work.items.ravel(), work.merges.ravel(), work.gaps.ravel()))
+        if len(values) > len(self._step):
+            self._step = torch.zeros(len(values), dtype=torch.int32, device=self._device)
+            pinned = self._device.type == "cuda"
+            self._host = [torch.zeros(len(values), dtype=torch.int32, pin_memory=pinned) for _ in range(_HOST_BUFFERS)]
+        # A buffer's last copy is two steps old; lookahead is never further ahead of the device than that.
+        host = self._host[self._turn]
+        self._turn = (self._turn + 1) % _HOST_BUFFERS
+        host[: len(values)] = torch.from_numpy(values)
+        self._step[: len(values)].copy_(host[: len(values)], non_blocking=True)
+        self.uploaded_bytes += values.nbytes
+        partials = work.num_slots * queries * self.spec.num_q_heads
+        if partials > len(self._lse):
+            self._lse = torch.empty(partials, dtype=torch.float32, device=self._device)
+            self._partial = torch.empty(partials * self.spec.v_dim, dtype=torch.float32, device=self._device)
 
 
 def _tile_rows(rows: int, dim: int) -> int:
     """Rows of a query tile: all of them up to what registers hold."""
-    return max(16, min(triton.next_power_of_2(rows), 32 if dim > 128 else 64))
+    return max(16, min(1 << (rows - 1).bit_length(), 32 if dim > 128 else 64))
