@@ -39,6 +39,7 @@ LogFormat = Annotated[str, option("--log-format", help="text, or json: one objec
 RequestTimeout = Annotated[float | None, option("--request-timeout", help="Seconds that a request may take in all.")]
 QueueTimeout = Annotated[float | None, option("--queue-timeout", help="Seconds that a request may wait to begin.")]
 Metrics = Annotated[bool, option("--metrics/--no-metrics", help="Show counters for Prometheus at /metrics.")]
+Page = Annotated[bool, option("--page/--no-page", help="Show a chat, and the machine at work, at /.")]
 RootPath = Annotated[str, option("--root-path", help="Prefix under which a proxy shows the server, such as /llm.")]
 DrainTimeout = Annotated[
     float, option("--drain-timeout", help="Seconds that running requests may go on once the server is told to end.")
@@ -85,6 +86,7 @@ def serve(
     request_timeout: RequestTimeout = None,
     queue_timeout: QueueTimeout = None,
     metrics: Metrics = True,
+    page: Page = True,
     root_path: RootPath = "",
     drain_timeout: DrainTimeout = 30.0,
     exit_on_failure: ExitOnFailure = False,
@@ -112,6 +114,7 @@ def serve(
         log_level=log_level,
         log_format=log_format,
         metrics=metrics,
+        page=page,
         root_path=root_path,
         request_timeout_s=request_timeout,
         queue_timeout_s=queue_timeout,

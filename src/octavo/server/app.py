@@ -21,6 +21,7 @@ from octavo.server.access_log import AccessLog
 from octavo.server.auth import Authentication, KeyRing
 from octavo.server.cors import Cors
 from octavo.server.errors import HttpError, error_response, http_error, invalid
+from octavo.server.live import page
 from octavo.server.live import routes as live_routes
 from octavo.server.live.feed import MachineFeed
 from octavo.server.live.picture import Painter
@@ -73,6 +74,7 @@ def create_app(
         models_route.router,
         cache_routes.router,
         live_routes.router,
+        page.router,
         health.router,
         profile_routes.router,
     ):

@@ -11,7 +11,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from octavo.server.errors import HttpError, error_response
 from octavo.server.paths import is_messages_path, route_path
 
-OPEN_PATHS = ("/health", "/ready")  # for probes, which carry no key; they tell nothing of the model or its users
+# For probes, which carry no key, and for the live page, which asks for one: nothing of the model or its users is there.
+OPEN_PATHS = ("/health", "/ready", "/")
+OPEN_PREFIX = "/page/"
 
 
 class KeyRing:
@@ -33,7 +35,7 @@ class KeyRing:
 
 
 class Authentication:
-    """ASGI middleware: without `Authorization: Bearer KEY` everything but `OPEN_PATHS` is 401.
+    """ASGI middleware: without `Authorization: Bearer KEY` everything but the open paths is 401.
 
     The scheme is read in any case, with one or more spaces after it, as RFC 9110 has it; two Authorization headers
     are refused. On the routes of Anthropic's API `x-api-key: KEY` does as well, where there is no Authorization.
@@ -44,7 +46,7 @@ class Authentication:
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._keys or route_path(scope) in OPEN_PATHS:
+        if scope["type"] != "http" or not self._keys or _is_open(route_path(scope)):
             await self._app(scope, receive, send)
             return
         key = _presented(scope)
@@ -52,6 +54,10 @@ class Authentication:
             await self._app(scope, receive, send)
             return
         await error_response(_unauthorized(key))(scope, receive, send)
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path.startswith(OPEN_PREFIX)
 
 
 def _presented(scope: Scope) -> bytes | None:

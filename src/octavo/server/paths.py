@@ -14,6 +14,8 @@ class RootPath:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["root_path"] = self._prefix
+        if self._prefix and scope["path"] == self._prefix:  # as people write it, who look for the page
+            scope["path"] = f"{self._prefix}/"
         await self._app(scope, receive, send)
 
 

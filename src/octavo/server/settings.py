@@ -41,6 +41,7 @@ class ServerSettings:
     log_level: str = "info"
     log_format: str = "text"
     metrics: bool = True
+    page: bool = True
     root_path: str = ""
     exit_on_failure: bool = False
     request_timeout_s: float | None = None
