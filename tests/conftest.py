@@ -12,6 +12,9 @@ import pytest
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Test processes share the cores. A thread that spins at a barrier keeps its core from the one that it waits for.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 MODEL_FILES = {
     "smollm2": "SmolLM2-135M-Instruct.Q4_1.gguf",
     "gemma3": "gemma-3-270m-q4_k_m.gguf",
