@@ -16,6 +16,7 @@ COMMANDS = {
     "generate",
     "chat",
     "serve",
+    "top",
     "batch",
     "inspect",
     "pull",

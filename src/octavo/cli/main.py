@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import octavo
-from octavo.cli import batch, bench, chat, generate, inspect, parity, serve, store_commands
+from octavo.cli import batch, bench, chat, generate, inspect, parity, serve, store_commands, top
 from octavo.cli.errors import one_line, run_command
 from octavo.cli.streams import use_checked_streams
 
@@ -26,6 +26,7 @@ app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("serve")(serve.serve)
 app.command("batch")(batch.batch)
+app.command("top")(top.top)
 app.command("inspect")(inspect.inspect)
 app.command("parity")(parity.parity)
 app.add_typer(bench.app, name="bench")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from octavo.server.state import ServerState
 # Tells a page that the server it talks to is not the one it talked to before.
 _INSTANCE = secrets.token_hex(6)
 _MAX_ROUTES = 64
+_BEGUN = time.monotonic()  # when this process was made ready to serve
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,11 @@ class Painter:
         """The object. Without a snapshot it tells the engine's state alone; `busy`: because a step takes long."""
         status = self._state.engine.status
         drawn: dict[str, Any] = {
-            "server": {"version": octavo.__version__, "instance": _INSTANCE},
+            "server": {
+                "version": octavo.__version__,
+                "instance": _INSTANCE,
+                "uptime_s": round(time.monotonic() - _BEGUN, 1),
+            },
             "engine": {"state": status.state, "reason": status.reason, "busy": busy},
             "model": self._model(),
             "machine": None,
