@@ -56,7 +56,7 @@ def test_answers_are_those_of_the_engine_and_a_second_run_asks_nothing_again(oct
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_a_batch_that_was_killed_goes_on_where_it_was(octavo, model, requests, tmp_path, how):
     out = tmp_path / "out.jsonl"
-    source = requests(lines(["The harbour"] * 60, max_tokens=60, ignore_eos=True, temperature=0))
+    source = requests(lines(["The harbour"] * 60, max_tokens=240, ignore_eos=True, temperature=0))
     with start("batch", source, out, "-m", model, "--parallel", "1") as process:
         deadline = time.monotonic() + 60
         while not out.exists() or out.read_bytes().count(b"\n") < 3:
