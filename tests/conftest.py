@@ -7,6 +7,11 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
+
+# Triton reads this when it is imported, by whichever library: without a GPU its kernels run under its interpreter.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # A shell that starts the tests in the background has them ignore interrupts, and every process that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

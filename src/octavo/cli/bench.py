@@ -197,6 +197,40 @@ def serving(
                 _show_serving(run, plot, as_json)
 
 
+@app.command("kernels")
+def kernels(
+    shapes: Annotated[
+        str, option("--shapes", help="Head shapes: query heads/KV heads/head size, comma-separated.")
+    ] = "16/8/128,24/4/256,32/8/64,32/8/128",
+    loads: Annotated[
+        str, option("--loads", help="Loads: sequences x tokens, comma-separated; `64 mixed` is one of them.")
+    ] = "1x1K,1x16K,1x32K,1x128K,4x1K,4x4K,4x16K,8x4K,8x32K,64x1K,64x4K,128K+7x8K,4K+7x256,64 mixed",
+    kv_dtypes: Annotated[
+        str, option("--kv-dtypes", help="K/V dtypes of ours: f16, q8_0, q4_0, comma-separated.")
+    ] = "f16",
+    exact: Annotated[bool, option("--exact", help="Also time the form whose rows do not depend on others.")] = False,
+    as_json: flags.AsJson = False,
+) -> None:
+    """Paged decode attention on a CUDA device: our kernels beside FlashInfer's and dense SDPA, in one run."""
+    from octavo.bench.kernel_loads import parse_loads, parse_shapes
+
+    parsed = parse_shapes(shapes), parse_loads(loads)
+    dtypes = kv_dtypes.split(",")
+    for name in dtypes:
+        if name not in ("f16", "q8_0", "q4_0"):
+            raise InvalidRequest(f"the K/V dtype is {name!r}; choose among f16, q8_0, q4_0")
+    import torch
+
+    if not torch.cuda.is_available():
+        raise InvalidRequest("kernels are measured on a CUDA device, and torch sees none; run this where there is one")
+    from octavo.bench.kernel_report import cell_line, report_lines
+    from octavo.bench.kernels import KernelRun, bench_kernels
+
+    run = KernelRun(*parsed, dtypes, exact)
+    bench_kernels(run, lambda cell: print(f"octavo: {cell_line(cell)}", file=sys.stderr, flush=True))
+    print(json.dumps(run.as_object()) if as_json else "\n".join(report_lines(run)), flush=True)
+
+
 @app.command("overhead")
 def overhead(
     clients: Annotated[int, option("--clients", help="Streams at once, compared with the engine alone.")] = 32,

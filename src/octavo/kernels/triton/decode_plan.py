@@ -71,13 +71,14 @@ class WorkList:
 
     def advance(self, rows: DecodeRows) -> bool:
         """Take over new bounds of the same sequences, cut as before; False, with nothing changed, if they must be cut
-        anew: where a sequence's first chunk has become empty, or its last one has grown past its limit.
+        anew: where a sequence's first or last chunk has become empty, or its last one has grown past its limit.
         """
         first, last = self.first_items[:-1], self.first_items[1:] - 1
         columns, begin = _bounds(rows)
-        was_empty = self.items[last, 3] <= self.items[first, 2]
         emptied = begin >= np.where(first == last, columns, self.items[first, 3])
-        if bool(((columns > self.limits) | emptied | was_empty).any()):
+        cut_anew = (columns > self.limits) | (columns <= self.items[last, 2]) | emptied
+        still_empty = (columns == 0) & (self.items[last, 3] == 0)
+        if bool((cut_anew & ~still_empty).any()):
             return False
         self.items[first, 2] = begin
         self.items[last, 3] = columns

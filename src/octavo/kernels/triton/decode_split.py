@@ -153,6 +153,7 @@ def decode_split(
         store_output(out_ptr + row * DV, acc, share, real, DV, V_CODEC)
     else:
         row = (slot.to(tl.int64) * QUERIES + t) * HQ + q_head
-        store_output(partial_ptr + row * DV, acc, 1.0 / tl.where(total == 0, 1.0, total), real, DV, V_CODEC)
-        lse = tl.where(total == 0, float("-inf"), top + tl.log2(total))
+        norm = tl.where(total == 0, 1.0, total)
+        store_output(partial_ptr + row * DV, acc, 1.0 / norm, real, DV, V_CODEC)
+        lse = tl.where(total == 0, float("-inf"), top + tl.log2(norm))
         tl.store(lse_ptr + row, lse, mask=real)

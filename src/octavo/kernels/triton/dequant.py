@@ -105,20 +105,58 @@ def load_tile(base, rows, visible, stride, SIZE: tl.constexpr, WIDTH: tl.constex
     return tl.load(base + rows[:, None] * stride + d[None, :], mask=mask, other=0)
 
 
+# Four bytes become four float16: under 0x64 as upper byte, byte b is 1024 + b, and whole numbers subtract exactly.
+_BYTES_TO_HALVES = """
+{
+    .reg .b32 x, bias;
+    xor.b32 x, $2, FLIP;
+    prmt.b32 $0, x, 0x64646464, 0x4140;
+    prmt.b32 $1, x, 0x64646464, 0x4342;
+    mov.b32 bias, BIAS;
+    sub.rn.f16x2 $0, $0, bias;
+    sub.rn.f16x2 $1, $1, bias;
+}
+"""
+_Q8_ASM = tl.constexpr(_BYTES_TO_HALVES.replace("FLIP", "0x80808080").replace("BIAS", "0x64806480"))
+_LOWER_ASM = tl.constexpr(
+    _BYTES_TO_HALVES.replace("xor.b32 x, $2, FLIP", "and.b32 x, $2, 0x0f0f0f0f").replace("BIAS", "0x64086408")
+)
+_UPPER_ASM = tl.constexpr(
+    _BYTES_TO_HALVES.replace("xor.b32 x, $2, FLIP", "shr.b32 x, $2, 4;\n    and.b32 x, x, 0x0f0f0f0f").replace(
+        "BIAS", "0x64086408"
+    )
+)
+
+
 @triton.jit
 def load_codes(
-    ptr, rows, visible, head, HEADS: tl.constexpr, DIM: tl.constexpr, CODEC: tl.constexpr, part: tl.constexpr
+    ptr,
+    rows,
+    visible,
+    head,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    CODEC: tl.constexpr,
+    part: tl.constexpr,
+    FAST: tl.constexpr,
 ):
-    """Codes [N, 32] of one part as float16 whole numbers; 0 where nothing is visible."""
+    """Codes [N, 32] of one part as float16 whole numbers; anything finite where nothing is visible."""
     START: tl.constexpr = part_start(DIM, CODEC, part)
     SIZE: tl.constexpr = part_size(DIM, CODEC, part)
     if CODEC == Q8:
-        return load_tile(ptr + head * DIM + START, rows, visible, HEADS * DIM, SIZE, GROUP).to(tl.float16)
+        codes = load_tile(ptr + head * DIM + START, rows, visible, HEADS * DIM, SIZE, GROUP)
+        if FAST:
+            return tl.inline_asm_elementwise(_Q8_ASM, "=r,=r,r", [codes], tl.float16, True, 4)
+        return codes.to(tl.float16)
     HALF: tl.constexpr = DIM // 2
     if START < HALF:
         packed = load_tile(ptr + head * HALF + START, rows, visible, HEADS * HALF, SIZE, GROUP)
+        if FAST:
+            return tl.inline_asm_elementwise(_LOWER_ASM, "=r,=r,r", [packed], tl.float16, True, 4)
         return (packed & 15).to(tl.float16) - 8.0
     packed = load_tile(ptr + head * HALF + START - HALF, rows, visible, HEADS * HALF, SIZE, GROUP)
+    if FAST:
+        return tl.inline_asm_elementwise(_UPPER_ASM, "=r,=r,r", [packed], tl.float16, True, 4)
     return (packed >> 4).to(tl.float16) - 8.0
 
 
@@ -157,7 +195,7 @@ def scores(
     else:
         s = tl.zeros([q[0].shape[0], rows.shape[0]], tl.float32)
         for part in tl.static_range(PARTS):
-            codes = tl.trans(load_codes(k_ptr, rows, visible, head, HEADS, DIM, CODEC, part))
+            codes = tl.trans(load_codes(k_ptr, rows, visible, head, HEADS, DIM, CODEC, part, FAST))
             product = tl.dot(q[part], codes)
             if HALVES == 2:
                 product = tl.dot(q[PARTS + part], codes, product)
@@ -188,7 +226,7 @@ def accumulate(
     else:
         out = ()
         for part in tl.static_range(num_parts(DIM, CODEC)):
-            codes = load_codes(v_ptr, rows, visible, head, HEADS, DIM, CODEC, part)
+            codes = load_codes(v_ptr, rows, visible, head, HEADS, DIM, CODEC, part, FAST)
             scale = load_scales(scale_ptr, rows, visible, head, HEADS, DIM, CODEC, part)
             out = out + (multiply(p * scale[None, :], codes, acc[part] * fade[:, None], PRECISE),)
         return out

@@ -1,0 +1,45 @@
+"""A run of kernel timings as tables: one per head shape, a line per load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from octavo.bench.kernels import KernelCell, KernelRun
+
+
+def report_lines(run: KernelRun) -> Iterator[str]:
+    """Markdown. A share is of the measured read ceiling, by the K/V bytes of float16 read once."""
+    stamp = run.environment
+    yield (
+        f"{stamp['device']}, torch {stamp['torch']}, FlashInfer {stamp['flashinfer'] or 'not installed'}; "
+        f"read ceiling {run.ceiling_gbps:,.0f} GB/s; octavo commit {stamp['commit'] or 'unknown'}"
+    )
+    for shape in run.shapes:
+        cells = [cell for cell in run.cells if cell.shape == shape]
+        if not cells:
+            continue
+        ours = list(dict.fromkeys(name for cell in cells for name in cell.ours))
+        peers = list(dict.fromkeys(name for cell in cells for name in cell.peers))
+        yield ""
+        yield f"{shape.name}, microseconds"
+        yield ""
+        yield "| " + " | ".join(["load", "K/V MB", *ours, *peers, "best peer ÷ ours", "share of ceiling"]) + " |"
+        yield "|" + "---|" * (len(ours) + len(peers) + 4)
+        for cell in cells:
+            yield _line(cell, ours, peers, run.ceiling_gbps)
+
+
+def cell_line(cell: KernelCell) -> str:
+    """One cell, for progress."""
+    times = ", ".join(f"{name} {us}" for name, us in (cell.ours | cell.peers).items())
+    return f"{cell.shape.name}, {cell.load.name}: {times} µs"
+
+
+def _line(cell: KernelCell, ours: list[str], peers: list[str], ceiling: float) -> str:
+    first = next(iter(cell.ours.values()), None)
+    ratio = "" if first is None or cell.best_peer is None else f"{cell.best_peer / first:.2f}"
+    half = cell.ours.get("f16")
+    share = "" if half is None else f"{cell.kv_bytes / half / 1e3 / ceiling:.0%}"
+    times = [f"{times[name]:.1f}" if name in times else "" for times, names in ((cell.ours, ours), (cell.peers, peers))
+             for name in names]  # fmt: skip
+    return "| " + " | ".join([cell.load.name, f"{cell.kv_bytes / 1e6:.0f}", *times, ratio, share]) + " |"
