@@ -18,6 +18,7 @@ export class Machine {
   #instance = null;
   #mine = null;
   #lost = false;
+  #restarted = false; // and it was not told yet that it is ready again
   #wait = FIRST_WAIT_MS;
   #watching = null;
   #onModel;
@@ -81,16 +82,20 @@ export class Machine {
 
   #show(event) {
     const { server, engine, model, machine } = event;
-    const restarted = this.#instance !== null && this.#instance !== server.instance;
+    if (this.#instance !== null && this.#instance !== server.instance) this.#restarted = true;
     this.#instance = server.instance;
-    if (restarted) this.#notice("The server was restarted; connected again.", NOTICE_MS);
-    else if (this.#lost) this.#notice("Connected again.", NOTICE_MS / 2);
-    this.#lost = false;
     this.#wait = FIRST_WAIT_MS;
     $("machine").classList.remove("stale");
     this.#setState(engine.state, engine.busy ? "in a long step" : engine.state);
-    if (engine.state === "loading" || engine.state === "failed") this.#notice(sentence(engine));
-    else if (!$("notice").dataset.passing) this.#notice("");
+    if (engine.state === "loading" || engine.state === "failed") {
+      this.#notice(`${this.#restarted ? "The server was restarted. " : ""}${sentence(engine)}`);
+    } else {
+      if (this.#restarted) this.#notice("The server was restarted; connected again.", NOTICE_MS);
+      else if (this.#lost) this.#notice("Connected again.", NOTICE_MS / 2);
+      else if (!$("notice").dataset.passing) this.#notice("");
+      this.#restarted = false;
+    }
+    this.#lost = false;
     this.#onModel(model);
     showFacts(model);
     if (machine) this.#draw(machine);

@@ -72,7 +72,7 @@ function element({ kind, source }) {
   for (const line of source.split("\n")) {
     const item = ITEM.exec(line);
     if (item) {
-      if (item[1] && !list.children.length) list.start = Number(item[1]);
+      if (item[1] && item[1] !== "1" && !list.children.length) list.start = Number(item[1]);
       list.append(make("li", {}, ...inline(item[2])));
     } else list.lastElementChild.append(" ", ...inline(line.trim()));
   }
