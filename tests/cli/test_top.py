@@ -188,15 +188,16 @@ def on_a_terminal(*arguments: object, **variables: str) -> Iterator[tuple[subpro
         os.close(ours)
 
 
-def test_ctrl_c_ends_it_with_status_0_and_the_terminal_as_it_was():
+@pytest.mark.parametrize(("how", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
+def test_a_signal_ends_it_and_leaves_the_terminal_as_it_was(how, status):
     with (
         serving(Answer([picture(at) for at in (1.0, 2.0)], stays=True)) as server,
         on_a_terminal("--url", server.url) as (process, wait_for),
     ):
         wait_for(rb"chatcmpl-1")
-        process.send_signal(signal.SIGINT)
+        process.send_signal(how)
         shown = wait_for(rb"\x1b\[\?1049l")
-        assert process.wait(20) == 0
+        assert process.wait(20) == status
     assert b"\x1b[?1049h" in shown and shown.rindex(b"\x1b[?25h") > shown.rindex(b"\x1b[?25l")
     assert b"Traceback" not in shown
 

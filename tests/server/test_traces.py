@@ -126,6 +126,29 @@ def test_each_choice_has_spans_of_its_own(traced):
     assert span.attributes["gen_ai.usage.output_tokens"] == 10
 
 
+@pytest.mark.parametrize(
+    ("path", "operation", "body", "phases"),
+    [
+        ("/v1/completions", "text_completion", {"prompt": "hi"}, ["queue", "prefill", "decode"]),
+        ("/v1/completions", "text_completion", {"prompt": "hi", "stream": True}, ["queue", "prefill", "decode"]),
+        ("/v1/messages", "chat", {"messages": [{"role": "user", "content": "hi"}]}, ["queue", "prefill", "decode"]),
+        ("/v1/responses", "chat", {"input": "hi", "max_tokens": None}, ["queue", "prefill", "decode"]),
+        ("/v1/embeddings", "embeddings", {"input": "hi", "max_tokens": None}, ["queue", "prefill"]),
+    ],
+    ids=["completion", "stream", "message", "response", "embedding"],
+)
+def test_every_way_to_run_the_model_is_traced(traced, path, operation, body, phases):
+    server, collector = traced
+    name = f"{path.rpartition('/')[2]}.{'stream' in body}"
+    fields = {key: value for key, value in {"model": "tiny", "max_tokens": 5, **body}.items() if value is not None}
+    with server.client(headers={"x-request-id": name}) as client:
+        assert client.post(path, json=fields).status_code == 200
+    span, children = collector.call(name)
+    assert span.attributes["http.route"] == path and span.attributes["gen_ai.operation.name"] == operation
+    assert [each.name for each in children] == phases
+    assert_ordered(span, children)
+
+
 def test_a_client_that_leaves_ends_its_spans(traced):
     server, collector = traced
     body = {"messages": [{"role": "user", "content": "hi"}], "stream": True, "ignore_eos": True, "max_tokens": 4000}
@@ -214,6 +237,22 @@ def test_a_collector_that_does_not_take_spans_disturbs_nobody(kind, monkeypatch)
             assert time.monotonic() - begun < 10
             assert "Traceback" not in server.log
             assert all(line[:4].isdigit() for line in server.log.splitlines())  # every line has our form
+
+
+def test_a_collector_that_says_nothing_holds_up_neither_requests_nor_the_end(monkeypatch):
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1/traces"
+        with fake_server(traces_url=url) as server:
+            server.wait_until_ready()
+            begun = time.monotonic()
+            for number in range(10):
+                assert ask(server, str(number)).status_code == 200
+            connection, _ = silent.accept()  # a batch is on its way
+            with connection:
+                server.process.terminate()
+                assert server.ended() == 0
+            assert time.monotonic() - begun < 9  # less than the exporter would wait
 
 
 def test_spans_that_wait_are_sent_before_the_server_ends():
