@@ -70,6 +70,27 @@ def test_json_has_rounds_and_figures_even_when_it_ended_early():
     assert OverheadRun(OverheadProtocol()).as_object()["figures"] == {}
 
 
+@pytest.mark.parametrize(("watched_tps", "met"), [(955, True), (940, False)])
+def test_what_a_viewer_costs_is_a_share_of_the_same_load_without_one(watched_tps: int, met: bool) -> None:
+    watched = replace(load(watched_tps), engine_cpu_s=0.52)
+    run = OverheadRun(OverheadProtocol(viewer=True), rounds=[replace(round_(960), watched=watched)] * 3)
+    assert run.as_object()["figures"]["viewer_share"]["median"] == pytest.approx(1 - watched_tps / 960)
+    assert run.as_object()["figures"]["viewer_cpu_share"]["median"] == pytest.approx(0.02)
+    [line] = [line for line in overhead_lines(run) if "lost to one viewer" in line]
+    assert line.endswith("met" if met else "MISSED")
+
+
+@needs_proc
+def test_a_small_run_with_a_viewer_measures_the_same_load_once_more(octavo: Run) -> None:
+    sizes = ("--clients", 2, "--many-clients", 2, "--step-ms", 1, "--prompt-tokens", 4, "--max-tokens", 6)
+    done = octavo("bench", "overhead", *sizes, "--rounds", 2, "--viewer", "--json")
+    assert done.status == 0, done.err
+    found = json.loads(done.out)
+    for each in found["rounds"]:
+        assert each["watched"]["output_tokens"] == each["served"]["output_tokens"] == 12
+    assert set(found["figures"]) >= {"viewer_share", "viewer_cpu_share"}
+
+
 @needs_proc
 def test_a_small_run_measures_both_sides_with_the_same_tokens(octavo: Run):
     sizes = ("--clients", 2, "--many-clients", 3, "--step-ms", 1, "--prompt-tokens", 4, "--max-tokens", 6)

@@ -22,6 +22,7 @@ from octavo.bench.load_mix import Mix, make_requests, plan_cell
 from octavo.bench.load_prompts import TokenIdPrompts
 from octavo.bench.percentiles import Spread
 from octavo.bench.stamp import environment_stamp
+from octavo.bench.viewer import watching
 from octavo.errors import EngineFault, InvalidRequest
 
 CHILD = "octavo.bench.overhead_child"
@@ -33,7 +34,9 @@ _MOCK_IDS = range(3, 256)  # ordinary tokens of the mock model's vocabulary
 
 @dataclass(frozen=True, slots=True)
 class OverheadProtocol:
-    """`clients` stream at once where throughput is compared, `many_clients` where the web process is loaded."""
+    """`clients` stream at once where throughput is compared, `many_clients` where the web process is loaded. With
+    `viewer` they stream once more while somebody watches the live page's events.
+    """
 
     clients: int = 32
     many_clients: int = 64
@@ -41,6 +44,7 @@ class OverheadProtocol:
     prompt_tokens: int = 64
     max_tokens: int = 256
     rounds: int = 5
+    viewer: bool = False
 
     def check(self) -> None:
         """Raises `InvalidRequest` for values that cannot be."""
@@ -98,6 +102,19 @@ class OverheadRound:
     many: Load
     first_token_alone_s: float
     first_token_http_s: float
+    watched: Load | None = None
+
+    @property
+    def viewer_share(self) -> float:
+        """Part of the server's throughput that one viewer costs; negative if it was faster with one."""
+        assert self.watched is not None, "nobody watched"
+        return 1 - self.watched.output_tps / self.served.output_tps
+
+    @property
+    def viewer_cpu_share(self) -> float:
+        """Processor time that the engine spends more with one viewer, as a part of all time."""
+        assert self.watched is not None, "nobody watched"
+        return (self.watched.engine_cpu_s - self.served.engine_cpu_s) / self.served.wall_s
 
     @property
     def lost_share(self) -> float:
@@ -117,7 +134,8 @@ class OverheadRun:
         return Spread.of([of(each) for each in self.rounds])
 
     def as_object(self) -> dict[str, Any]:
-        figures = {name: asdict(self.spread(of)) for name, of in FIGURES.items()} if self.rounds else {}
+        told = FIGURES | (VIEWER_FIGURES if self.protocol.viewer else {})
+        figures = {name: asdict(self.spread(of)) for name, of in told.items()} if self.rounds else {}
         return {
             "bench": "overhead",
             "complete": len(self.rounds) == self.protocol.rounds,
@@ -138,6 +156,11 @@ FIGURES: dict[str, Callable[[OverheadRound], float]] = {
     "first_token_alone_s": lambda each: each.first_token_alone_s,
     "first_token_http_s": lambda each: each.first_token_http_s,
     "first_token_added_s": lambda each: each.first_token_http_s - each.first_token_alone_s,
+}
+
+VIEWER_FIGURES: dict[str, Callable[[OverheadRound], float]] = {
+    "viewer_share": lambda each: each.viewer_share,
+    "viewer_cpu_share": lambda each: each.viewer_cpu_share,
 }
 
 
@@ -182,6 +205,9 @@ class _Pair:
         firsts = [self._alone(1, 2)["first_token_s"] for _ in range(FIRST_TOKENS)]
         if served is None:
             served = await self._load(protocol.clients, round_)
+        watched = None
+        if protocol.viewer:
+            served, watched = await self._with_viewer(round_)
         return OverheadRound(
             alone_tps=alone["output_tokens"] / alone["wall_s"],
             alone_cpu_s=alone["cpu_s"],
@@ -189,7 +215,16 @@ class _Pair:
             many=await self._load(protocol.many_clients, round_),
             first_token_alone_s=statistics.median(firsts),
             first_token_http_s=await self._first_token(round_),
+            watched=watched,
         )
+
+    async def _with_viewer(self, round_: int) -> tuple[Load, Load]:
+        """Two loads, one right after the other, the second of which is watched; in every second round the first."""
+        clients = self.protocol.clients
+        served = None if round_ % 2 else await self._load(clients, round_)
+        async with watching(self.control.address):
+            watched = await self._load(clients, round_)
+        return served or await self._load(clients, round_), watched
 
     def _alone(self, sequences: int, max_tokens: int) -> dict[str, Any]:
         prompt_tokens = self.protocol.prompt_tokens

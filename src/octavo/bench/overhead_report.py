@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from octavo.bench.overhead import FIGURES, Load
+from octavo.bench.overhead import FIGURES, VIEWER_FIGURES, Load
 from octavo.bench.percentiles import Spread
 from octavo.bench.stamp import machine_line
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from octavo.bench.overhead import OverheadRound, OverheadRun
 
 MOST_LOST_SHARE = 0.05
+MOST_VIEWER_SHARE = 0.01
 LEAST_TOKENS_PER_WEB_CPU_S = 3000
 MOST_FIRST_TOKEN_ADDED_S = 0.010
 
@@ -33,6 +34,8 @@ def overhead_lines(run: OverheadRun) -> Iterator[str]:
     yield f"server, {protocol.clients} streams           {spreads['server_tps']} tokens/s"
     yield f"  lost to the server         {_scaled(lost, 100)} %   goal ≤ 5: {_met(lost.median <= MOST_LOST_SHARE)}"
     yield _shares(run, lambda each: each.served)
+    if protocol.viewer:
+        yield from _viewer_lines(run)
     yield f"server, {protocol.many_clients} streams           {spreads['many_clients_tps']} tokens/s"
     met = _met(per_core.median >= LEAST_TOKENS_PER_WEB_CPU_S)
     yield f"  per CPU-second of the web process {per_core} tokens   goal ≥ 3,000: {met}"
@@ -41,6 +44,13 @@ def overhead_lines(run: OverheadRun) -> Iterator[str]:
     yield f"first token, over HTTP       {_scaled(spreads['first_token_http_s'], 1e3)} ms"
     met = _met(added.median <= MOST_FIRST_TOKEN_ADDED_S)
     yield f"  added                      {_scaled(added, 1e3)} ms   goal ≤ 10: {met}"
+
+
+def _viewer_lines(run: OverheadRun) -> Iterator[str]:
+    share, cpu = run.spread(VIEWER_FIGURES["viewer_share"]), run.spread(VIEWER_FIGURES["viewer_cpu_share"])
+    met = _met(share.median <= MOST_VIEWER_SHARE)
+    yield f"  lost to one viewer         {_scaled(share, 100)} %   goal ≤ 1: {met}"
+    yield f"  CPU of the engine for it   {_scaled(cpu, 100)} % of one"
 
 
 def _shares(run: OverheadRun, load: Callable[[OverheadRound], Load]) -> str:

@@ -239,13 +239,14 @@ def overhead(
     prompt_tokens: Annotated[int, option("--prompt-tokens", help="Length of a prompt.")] = 64,
     max_tokens: Annotated[int, option("--max-tokens", help="Tokens of an answer.")] = 256,
     rounds: Annotated[int, option("--rounds", help="Times that everything is measured.")] = 5,
+    viewer: Annotated[bool, option("--viewer", help="Measure also what one viewer of the live page costs.")] = False,
     as_json: flags.AsJson = False,
 ) -> None:
     """What our server costs above our engine, with a mock model: throughput, CPU per token, first token."""
     from octavo.bench.overhead import OverheadProtocol, OverheadRun, bench_overhead
     from octavo.bench.overhead_report import overhead_lines
 
-    protocol = OverheadProtocol(clients, many_clients, step_ms, prompt_tokens, max_tokens, rounds)
+    protocol = OverheadProtocol(clients, many_clients, step_ms, prompt_tokens, max_tokens, rounds, viewer)
     protocol.check()
     run = OverheadRun(protocol)
     try:
