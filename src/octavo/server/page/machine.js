@@ -22,6 +22,7 @@ export class Machine {
   #wait = FIRST_WAIT_MS;
   #watching = null;
   #onModel;
+  #recent = []; // tokens per second of the last events
   #latency = { first: null, inter: null };
   #noticeTimer = 0;
 
@@ -109,16 +110,24 @@ export class Machine {
     showMemory(machine);
     showRoutes(machine);
     const { generated_tokens_per_s: generated, first_token_s: first, inter_token_s: inter } = machine.rates;
-    this.rates.add(machine.at_s, [generated]);
+    const rateNow = this.#smooth(generated);
+    this.rates.add(machine.at_s, [rateNow]);
     const inMs = (seconds) => (seconds == null ? null : seconds * 1000);
     this.latencies.add(machine.at_s, [inMs(inter), inMs(first)]);
     this.#latency.first = first ?? this.#latency.first;
     this.#latency.inter = inter ?? this.#latency.inter;
-    setText($("fig-rate"), rate(generated));
+    setText($("fig-rate"), rate(rateNow));
     setText($("fig-running"), count(machine.running));
     setText($("fig-waiting"), machine.waiting ? `and ${count(machine.waiting)} waiting` : machine.running === 1 ? "request" : "requests");
     setText($("fig-first"), ms(this.#latency.first));
     setText($("fig-inter"), ms(this.#latency.inter));
+  }
+
+  /** The mean of the last second: from one event to the next a step more or less makes much. */
+  #smooth(generated) {
+    if (generated == null) return null;
+    this.#recent = [...this.#recent, generated].slice(-4);
+    return this.#recent.reduce((sum, each) => sum + each, 0) / this.#recent.length;
   }
 
   #drawMaps(groups) {
