@@ -65,8 +65,8 @@ class OpenPage:
 
     def counts(self, group: int = 0) -> dict[str, int]:
         """Blocks by state, as the map has counted its cells."""
-        found = self.find(f"#map-{group}")
-        return {state: int(found.get_attribute(f"data-{state}") or 0) for state in STATES}
+        told = self.find(f"#map-{group}").evaluate("(map) => ({ ...map.dataset })")  # all of one moment
+        return {state: int(told[state]) for state in STATES}
 
     def wait_for_counts(self, wanted: Any, group: int = 0) -> dict[str, int]:
         """The first counts for which `wanted(counts)` holds."""
