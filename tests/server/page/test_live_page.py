@@ -263,6 +263,36 @@ def test_the_theme_can_be_changed_and_stays(browser: Browser, server: ServerProc
         tab.page.get_by_role("button", name="Switch to the dark theme").wait_for()
 
 
+def test_nothing_moves_for_those_who_want_it_still(browser: Browser, server: ServerProcess) -> None:
+    moving = "document.getAnimations().length"
+    for preference, moves in (("no-preference", True), ("reduce", False)):
+        with profile(browser) as context:
+            tab = OpenPage(context.new_page(), f"{server.url}/")
+            tab.page.emulate_media(reduced_motion=preference)  # type: ignore[arg-type]
+            tab.wait_until_ready()
+            tab.settle(**ENDLESS)
+            tab.say("hello")
+            tab.wait_for_text()
+            assert (tab.page.evaluate(moving) > 0) is moves
+            tab.find("#send").click()
+            tab.wait_for_end()
+
+
+def test_what_was_never_answered_is_not_said_again(tab: OpenPage) -> None:
+    tab.settle(temperature=0, max_tokens=3)
+    tab.page.route("**/v1/chat/completions", lambda route: route.abort())
+    tab.say("lost")
+    tab.shows("#chat-error", "cannot be reached")
+    tab.page.unroute("**/v1/chat/completions")
+    for text in ("kept", "last"):
+        with tab.page.expect_request("**/v1/chat/completions") as request:
+            tab.say(text)
+        tab.wait_for_end()
+    messages = json.loads(request.value.post_data or "")["messages"]
+    assert [each["role"] for each in messages] == ["user", "assistant", "user"] and messages[0]["content"] == "kept"
+    tab.complaints.clear()  # the browser logs what was cut
+
+
 def test_a_hidden_page_does_not_watch(browser: Browser, server: ServerProcess) -> None:
     with profile(browser) as context:
         tab = OpenPage(context.new_page(), f"{server.url}/")

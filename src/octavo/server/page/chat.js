@@ -139,7 +139,9 @@ export class Chat {
       return { path: "v1/completions", body: { max_tokens: 256, ...common, prompt: this.#turns.at(-1).text } };
     }
     const system = $("system").value.trim();
-    const messages = this.#turns.filter((turn) => turn.text).map(({ role, text }) => ({ role, content: text }));
+    // What was never answered is left out: templates want turns to alternate.
+    const answered = this.#turns.filter((turn, i) => turn.text && this.#turns[i + 1]?.text !== "");
+    const messages = answered.map(({ role, text }) => ({ role, content: text }));
     if (system) messages.unshift({ role: "system", content: system });
     return { path: "v1/chat/completions", body: { ...common, messages } };
   }
