@@ -258,7 +258,7 @@ def test_logits_that_break_raise_a_fault_and_the_engine_works_on(llm, monkeypatc
         logits.fill_(float("nan"))
 
     with monkeypatch.context() as patch:
-        patch.setattr(llm.core, "_on_logits", broken)
+        patch.setattr(llm.core._steps, "_on_logits", broken)
         with pytest.raises(EngineFault, match="NaN"):
             llm.generate(PROMPTS, GREEDY)
     assert not llm.core.has_work

@@ -31,6 +31,8 @@ class EngineConfig:
     `prefill_chunk` and `max_batch_tokens` are tokens per step; where tokens being generated fill the steps, prompts get
     a quarter of every `prefill_grant_interval`-th. At the context limit a request ends, or with
     `context_limit_policy` `shift` forgets the older half of its tokens, but the first `keep`, and goes on.
+    `decode_lookahead` gives the device a decode step before the tokens of the one before are read; None does so where
+    the device computes while the host goes on. Answers do not depend on it.
     """
 
     storage: StorageChoice = "auto"
@@ -50,6 +52,7 @@ class EngineConfig:
     prefix_cache: bool = True
     context_limit_policy: ContextLimitPolicy = "stop"
     keep: int = 0
+    decode_lookahead: bool | None = None
     force: bool = False
 
     def __post_init__(self) -> None:
@@ -65,6 +68,11 @@ class EngineConfig:
             if not isinstance(getattr(self, name), bool):
                 value = shown(getattr(self, name))
                 raise InvalidRequest(f"{name.replace('_', ' ')} is {value}; it must be true or false")
+        if self.decode_lookahead is not None and not isinstance(self.decode_lookahead, bool):
+            raise InvalidRequest(
+                f"decode lookahead is {shown(self.decode_lookahead)}; it must be true, false or, for the device's own "
+                "way, None"
+            )
         for name in (
             "max_context",
             "max_num_seqs",

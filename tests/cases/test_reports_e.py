@@ -156,7 +156,7 @@ def test_r032_a_stream_that_is_closed_and_a_call_that_is_interrupted_stop_at_onc
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(llm.core, "_on_logits", interrupt)
+        patch.setattr(llm.core._steps, "_on_logits", interrupt)
         with pytest.raises(KeyboardInterrupt):
             llm.generate(prompt_of(40), LONG)
     assert_all_back(driver)

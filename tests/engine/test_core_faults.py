@@ -24,11 +24,11 @@ def choking(monkeypatch):
     def install(driver: Driver, fails) -> list[int]:
         forward, failures = driver.core.runner.forward, []
 
-        def maybe(batch):
+        def maybe(batch, *token_ids):
             if fails(batch):
                 failures.append(len(batch.rows))
                 raise DeviceFault("the device choked\non a token")
-            return forward(batch)
+            return forward(batch, *token_ids)
 
         monkeypatch.setattr(driver.core.runner, "forward", maybe)
         return failures

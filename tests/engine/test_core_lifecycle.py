@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
+from operator import attrgetter
 
 import pytest
 import torch
@@ -128,7 +129,7 @@ def test_a_request_whose_logits_break_ends_with_its_error_while_others_go_on(loa
 
 
 @pytest.mark.parametrize("failing", range(6))
-@pytest.mark.parametrize("part", ["runner.forward", "_sampler.sample", "_on_logits"])
+@pytest.mark.parametrize("part", ["runner.forward", "_steps._sampler.draw", "_steps._on_logits"])
 @pytest.mark.parametrize(
     ("case", "storage"),
     [(case, storage) for case in ("llama", "gemma3") for storage in STORAGES],
@@ -142,7 +143,7 @@ def test_a_step_that_is_interrupted_loses_nothing(load, case, storage, failing, 
     for request_id, prompt in prompts.items():
         driver.add(request_id, prompt)
     owner_name, _, name = part.rpartition(".")
-    owner = getattr(driver.core, owner_name) if owner_name else driver.core
+    owner = attrgetter(owner_name)(driver.core)
     original, calls = getattr(owner, name), iter(range(1000))
 
     def once_failing(*args):

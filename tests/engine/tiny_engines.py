@@ -49,7 +49,7 @@ def prompt_of(length: int, seed: int = 0) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class Outcome:
-    """What one request got: `logits[i]` [V] is what `token_ids[i]` was sampled from."""
+    """What one request got: `logits[i]` [V] is what `token_ids[i]` was sampled from; none with decode lookahead."""
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
@@ -66,7 +66,8 @@ class Driver:
     ) -> None:
         config = EngineConfig(max_context=max_context, threads=1, **settings)
         loaded = share_weights(loaded, config, StorageDecision(storage, "the test asks for it"))
-        self.core = EngineCore(loaded, config, self._observe)
+        # Whoever is shown the logits of a step sees them before the next is launched.
+        self.core = EngineCore(loaded, config, None if config.decode_lookahead else self._observe)
         self.outcomes: dict[str, Outcome] = {}
         self.at_start = self.core.pool.num_free_blocks
 

@@ -6,11 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import cached_property
-
-import torch
-from torch import Tensor
 
 from octavo.cache.cache_pool import CachePool
 from octavo.cache.prefix_types import PrefixOptions
@@ -26,11 +22,11 @@ from octavo.engine.ledger import Ledger
 from octavo.engine.length_check import most_tokens
 from octavo.engine.live_request import LiveRequest, detokenizer_of, pooled_of, scores_of
 from octavo.engine.loaded_model import LoadedModel
-from octavo.engine.model_runner import ModelRunner, sampled_rows
+from octavo.engine.model_runner import ModelRunner
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.sampler import Sampler, SampleResult
-from octavo.engine.sampling_mask import TokenMasks
 from octavo.engine.step_profiler import StepProfiler
+from octavo.engine.step_runner import LaunchedStep, LogitsObserver, StepRunner
 from octavo.errors import InvalidRequest, shown
 from octavo.grammar.compiler import GrammarCompiler
 from octavo.grammar.mask_workers import MaskWorkers
@@ -41,21 +37,9 @@ from octavo.scheduler.scheduled_step import ScheduledStep
 from octavo.scheduler.scheduler import Scheduler
 from octavo.step_batch import StorageKind
 from octavo.storage import KVCache
-from octavo.storage.ring_state import RingState
 from octavo.storage.route import RouteSwitches
 from octavo.storage.snapshot import KVSnapshot, ModelIdentity
 
-
-@dataclass(frozen=True, slots=True)
-class _Ran:
-    """What a step gave: tokens of the states that were `sampled`, in batch order, and its captures' rings."""
-
-    sampled: list[RequestState]
-    result: SampleResult
-    rings: list[RingState]
-
-
-LogitsObserver = Callable[[str, Tensor], None]  # request id, logits [V] float32
 Window = Callable[[], AbstractContextManager[None]]
 MOST_LONE_FAULTS = 3  # in a row, of steps with one request: then it is not the requests
 
@@ -76,7 +60,6 @@ class EngineCore:
         plan = loaded.plan
         self.loaded = loaded
         self.storage = plan.storage.kind
-        self._on_logits = on_logits
         self.ledger: Ledger = plan.ledger
         groups = group_layers(loaded.model.kv_layout(plan.config))
         self.pool = CachePool(
@@ -108,7 +91,6 @@ class EngineCore:
             cache.set_rotation(loaded.model.inverse_frequencies)
         self.runner = ModelRunner(loaded, cache)
         self.profiler = StepProfiler(plan.device.type)
-        self._sampler = Sampler(plan.config.vocab_size, plan.device)
         self._scheduler = Scheduler(
             self.pool,
             config.max_batch_tokens,
@@ -118,8 +100,19 @@ class EngineCore:
             prefill_grant_interval=config.prefill_grant_interval,
         )
         self.grammars = GrammarQueue(GrammarCompiler(loaded.tokenizer, plan.config.vocab_size))
-        self._masks = MaskWorkers(plan.config.vocab_size)
         self._live: dict[str, LiveRequest] = {}
+        self._steps = StepRunner(
+            self.runner,
+            Sampler(plan.config.vocab_size, plan.device),
+            MaskWorkers(plan.config.vocab_size),
+            self.pool,
+            self._live,
+            on_logits,
+        )
+        lookahead = config.decode_lookahead
+        # A context is shifted between two steps, so a token must not be on its way then.
+        self._looks_ahead = not self._shifts and (plan.device.type != "cpu" if lookahead is None else lookahead)
+        self._ahead: LaunchedStep | None = None
         self._deadlines = Deadlines()
         self._untold: list[StepEvent] = []  # happened in a step that was then broken off
         self._num_lone_faults = 0
@@ -130,7 +123,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or bool(self._untold) or len(self.grammars) > 0
+        return self._scheduler.has_work or bool(self._untold) or len(self.grammars) > 0 or self._ahead is not None
 
     @property
     def num_waiting(self) -> int:
@@ -214,6 +207,7 @@ class EngineCore:
 
         Raises `InvalidRequest` if it does not run.
         """
+        self._catch_up()
         live = self._live.get(request_id)
         if live is None or live.state.slot is None or live.handle is None:
             raise InvalidRequest(
@@ -229,6 +223,7 @@ class EngineCore:
         """Between two steps: take a running request's slot and blocks. It is computed again when there is room, and
         goes on as if nothing had happened. Raises `InvalidRequest` if it does not run.
         """
+        self._catch_up()
         live = self._live.get(request_id)
         if live is None or live.state.slot is None:
             raise InvalidRequest(f"request {shown(request_id)} does not run, so it cannot be preempted")
@@ -264,27 +259,51 @@ class EngineCore:
         Device work, and nothing else, runs inside `window()`: a caller that holds interrupts back can let them through
         there.
         """
-        if self._shifts:
-            self._untold += [self._end(request_id) for request_id in self._scheduler.shift_contexts()]
         for request_id, error, fault in self.grammars.settle(idle=not self._scheduler.has_work):
             self._untold.append(self._fail(request_id, error, fault))
-        step = self._scheduler.schedule()
-        if step is not None:
-            outcome = self._attempt(step, window)
-            if isinstance(outcome, Exception):
-                self._isolate(step, outcome, window)
-            else:
-                self._num_lone_faults = 0
-                self._untold += self._hand_out(step, outcome)
+        if self._ahead is not None:
+            self._conclude(self._ahead.step, window, looks_ahead=self._looks_ahead)
+        else:
+            if self._shifts:
+                self._untold += [self._end(request_id) for request_id in self._scheduler.shift_contexts()]
+            step = self._scheduler.schedule()
+            if step is not None:
+                self._conclude(step, window, looks_ahead=self._looks_ahead)
         events, self._untold = self._untold, []
         return events
 
-    def _attempt(self, step: ScheduledStep, window: Window) -> _Ran | Exception:
-        """Run `step`, or take it back and say why. Interrupts are raised."""
+    def _catch_up(self) -> None:
+        """Have nothing on its way."""
+        if self._ahead is not None:
+            self._conclude(self._ahead.step, nullcontext, looks_ahead=False)
+
+    def _conclude(self, step: ScheduledStep, window: Window, *, looks_ahead: bool) -> None:
+        """Bring `step` to its end, with what there is to tell of it."""
+        outcome = self._attempt(step, window, looks_ahead=looks_ahead)
+        if isinstance(outcome, Exception):
+            self._isolate(step, outcome, window)
+        else:
+            self._num_lone_faults = 0
+            self._untold += self._hand_out(*outcome)
+
+    def _attempt(
+        self, step: ScheduledStep, window: Window, *, looks_ahead: bool = False
+    ) -> tuple[LaunchedStep, SampleResult] | Exception:
+        """Run `step`, unless it is on its way, and with `looks_ahead` launch the next where that is known. Or take both
+        back and say why. Interrupts are raised.
+        """
+        launched, self._ahead = self._ahead, None
         try:
             with window(), self.profiler.step(step.batch):
-                return self._run(step)
+                if launched is None:
+                    launched = self._steps.launch(step)
+                if looks_ahead and self._steps.may_be_followed(launched):
+                    ahead = self._scheduler.schedule_ahead()
+                    if ahead is not None:
+                        self._ahead = self._steps.launch(ahead, launched)
+                return launched, self._steps.read(launched)
         except BaseException as error:
+            self._ahead = None
             self._scheduler.cancel(step)
             if not isinstance(error, Exception):
                 raise
@@ -293,6 +312,7 @@ class EngineCore:
     def _isolate(self, step: ScheduledStep, error: Exception, window: Window) -> None:
         """Find out whose fault it was that `step` failed with `error`, and go on with the others."""
         guilty: list[tuple[str, Exception]] = []
+        num_there = sum(state.finish_reason is None for state in step.states)
         for state, row in zip(step.states, step.batch.rows, strict=True):
             # One that returned to the line begins anew, so it may take several steps to get there again.
             while state.finish_reason is None and state.num_computed_tokens < row.stop:
@@ -303,8 +323,8 @@ class EngineCore:
                 if isinstance(outcome, Exception):
                     guilty.append((state.request.request_id, outcome))
                     break
-                self._untold += self._hand_out(alone, outcome)
-        if len(guilty) == len(step.states):
+                self._untold += self._hand_out(*outcome)
+        if len(guilty) == num_there:
             self._num_lone_faults += 1
             if len(guilty) > 1 or self._num_lone_faults == MOST_LONE_FAULTS:
                 raise error
@@ -330,49 +350,19 @@ class EngineCore:
         self._deadlines.remove(request_id)
         return self._live.pop(request_id)
 
-    @torch.inference_mode()
-    def _run(self, step: ScheduledStep) -> _Ran:
-        now = time.perf_counter()
-        for state, row in zip(step.states, step.batch.rows, strict=True):
-            live = self._live[state.request.request_id]
-            live.started = now if live.started is None else live.started
-            live.handle = SequenceHandle(row.slot, row.generation)
-            if live.start is not None:
-                if row.start and state.num_imported_tokens:  # else it was made to begin anew
-                    self.runner.cache.import_(live.start, self.pool.sequence(live.handle))
-                live.start = None
-        for i, snapshot in step.restores:
-            assert isinstance(snapshot, RingState), "the engine's snapshots are of rings"
-            self.runner.cache.restore_ring(step.batch.rows[i].slot, snapshot)
-        sampled = [state for row, state in zip(step.batch.rows, step.states, strict=True) if row.sample]
-        lives = [self._live[state.request.request_id] for state in sampled]
-        pending = self._masks.begin([live.grammar for live in lives])
-        hidden = self.runner.forward(step.batch)
-        self._read(step, hidden)
-        logits = self.runner.logits(sampled_rows(hidden, step.batch))
-        rings = [self.runner.cache.ring_state(step.batch.rows[i].slot) for i in step.captures]
-        if self._on_logits is not None:
-            for state, row in zip(sampled, logits, strict=True):
-                self._on_logits(state.request.request_id, row)
-        masks = None if pending is None else TokenMasks(pending.rows, self._masks.finish(pending))
-        return _Ran(sampled, self._sampler.sample(logits, [live.sampler_row() for live in lives], masks), rings)
-
-    def _read(self, step: ScheduledStep, hidden: Tensor) -> None:
-        end = 0
-        for state, row in zip(step.states, step.batch.rows, strict=True):
-            begin, end = end, end + row.num_tokens
-            self._live[state.request.request_id].read(hidden[begin:end], row.start, self.runner, self._sampler)
-
-    def _hand_out(self, step: ScheduledStep, ran: _Ran) -> list[StepEvent]:
-        result, tokens = ran.result, iter(ran.result.token_ids)
-        self._scheduler.complete(step, [next(tokens) if row.sample else None for row in step.batch.rows], ran.rings)
+    def _hand_out(self, launched: LaunchedStep, result: SampleResult) -> list[StepEvent]:
+        step, tokens = launched.step, iter(result.token_ids)
+        sampled = [next(tokens) if row.sample else None for row in step.batch.rows]
+        self._scheduler.complete(step, sampled, launched.rings)
         now = time.perf_counter()
         events = []
         for state, token_id, found, error in zip(
-            ran.sampled, result.token_ids, result.logprobs, result.errors, strict=True
+            launched.sampled, result.token_ids, result.logprobs, result.errors, strict=True
         ):
             request_id = state.request.request_id
-            live = self._live[request_id]
+            live = self._live.get(request_id)
+            if live is None or live.state is not state:
+                continue  # it ended while its token was on its way
             num_cached = live.untold_cached_tokens
             if live.first_token is None:
                 live.first_token = now

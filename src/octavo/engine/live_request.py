@@ -13,6 +13,7 @@ from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.pooled_prompt import UNSOUND_VECTOR, PooledPrompt
 from octavo.engine.prompt_scores import UNSOUND_PROMPT, PromptScores
 from octavo.engine.sampler import Sampler, SamplerRow
+from octavo.engine.sampling_adjustments import penalises
 from octavo.grammar.matcher import GrammarMatcher
 from octavo.request import Request, RequestState
 from octavo.sampling_params import SamplingParams
@@ -65,13 +66,27 @@ class LiveRequest:
         """So far, or of a request that has `ended`, before its first step or token perhaps."""
         return RequestTimes(self.queued, self.started, self.first_token, ended)
 
-    def sampler_row(self) -> SamplerRow:
+    @property
+    def is_read_at_each_step(self) -> bool:
+        """Whether its next step may depend on more than the latest token, or is told more of than its tokens."""
+        request = self.state.request
+        return (
+            self.grammar is not None
+            or self.export
+            or request.generates_nothing
+            or request.reads_whole_prompt
+            or request.params.logprobs is not None
+            or penalises(request.params)
+        )
+
+    def sampler_row(self, position: int) -> SamplerRow:
+        """What the sampler needs to give the token at `position`."""
         state, request = self.state, self.state.request
         return SamplerRow(
             params=request.params,
             seed=request.seed,
             choice=request.choice,
-            position=state.num_tokens,
+            position=position,
             prompt_token_ids=request.prompt_token_ids,
             output_token_ids=state.output_token_ids,
         )

@@ -20,13 +20,18 @@ class ModelRunner:
         self.cache = cache
 
     @torch.inference_mode()
-    def forward(self, batch: StepBatch) -> Tensor:
-        """Hidden states [T, H] after the last norm, of every token in batch order. Stores the K/V of each."""
+    def forward(self, batch: StepBatch, token_ids: Tensor | None = None) -> Tensor:
+        """Hidden states [T, H] after the last norm, of every token in batch order. Stores the K/V of each.
+
+        `token_ids` int64 [T] on the device stand in for those of the batch, where these are not known yet.
+        """
         self.cache.plan(batch)
-        token_ids = [token for row in batch.rows for token in row.token_ids]
+        if token_ids is None:
+            known = [token for row in batch.rows for token in row.token_ids]
+            token_ids = torch.tensor(known, device=self._device)
         positions = [position for row in batch.rows for position in range(row.rope_start, row.rope_stop)]
         inputs = ForwardInputs(
-            token_ids=torch.tensor(token_ids, device=self._device),
+            token_ids=token_ids,
             positions=torch.tensor(positions, device=self._device),
             limit=max(row.rope_stop for row in batch.rows),
         )

@@ -48,6 +48,18 @@ class SampleResult:
     errors: list[str | None]
 
 
+@dataclass(frozen=True, slots=True)
+class DrawnTokens:
+    """A sampling that may still be under way on its device: `token_ids` int64 `[R]` there, -1 for a row with an error.
+
+    `logits` are those that were given, which log-probabilities are told of.
+    """
+
+    token_ids: Tensor
+    logits: Tensor
+    rows: Sequence[SamplerRow]
+
+
 class Sampler:
     """Samples rows independently: a row's result is bitwise the same in any batch, at any place in it.
 
@@ -64,29 +76,37 @@ class Sampler:
         self._noise = TokenNoise(vocab_size, self._workspace)
         self._masks = MaskTable(self._device, self._workspace)
 
-    @torch.no_grad()
     def sample(self, logits: Tensor, rows: Sequence[SamplerRow], masks: TokenMasks | None = None) -> SampleResult:
+        """`draw`, and `read` what came of it."""
+        return self.read(self.draw(logits, rows, masks))
+
+    @torch.no_grad()
+    def draw(self, logits: Tensor, rows: Sequence[SamplerRow], masks: TokenMasks | None = None) -> DrawnTokens:
         """Sample one token for each row of `logits`, float32 `[len(rows), V]`, which are left unchanged.
 
-        `masks` forbid tokens; log-probabilities are those of the logits as they are given, without them.
-        A row that holds NaN or +inf, or nothing but -inf, gets an error; the others are not affected by it.
-        The host waits for the device once, and once more if a row asks for log-probabilities.
+        `masks` forbid tokens. A row that holds NaN or +inf, or nothing but -inf, gets an error; the others are not
+        affected by it. The host does not wait for the device.
         """
         assert logits.shape == (len(rows), self._vocab_size), f"{tuple(logits.shape)} logits for {len(rows)} rows"
         assert logits.dtype == torch.float32, f"logits are {logits.dtype}"
         if not rows:
-            return SampleResult([], [], [])
+            return DrawnTokens(torch.empty(0, dtype=torch.int64, device=self._device), logits, rows)
         adjusted = adjust(self._masks.apply(logits, masks), rows)
         best, token_ids = adjusted.max(dim=1)  # NaN wins over every number; the first of equals is taken
         sound = best.isfinite()
         for part in self._parts([i for i, row in enumerate(rows) if not row.params.greedy]):
             few = masks.few(part[0], self._vocab_size) if masks is not None and self._device.type == "cpu" else None
             token_ids[part] = self._draw(_take(adjusted, part), _take(best, part), [rows[i] for i in part], few)
-        host_ids: list[int] = torch.where(sound, token_ids, -1).tolist()
+        return DrawnTokens(token_ids.masked_fill_(~sound, -1), logits, rows)
+
+    @torch.no_grad()
+    def read(self, drawn: DrawnTokens) -> SampleResult:
+        """Wait for the tokens, and once more for log-probabilities, of the logits as given, if a row asks for any."""
+        host_ids: list[int] = drawn.token_ids.tolist()
         return SampleResult(
             host_ids,
-            self._logprobs(logits, token_ids, host_ids, rows),
-            [None if token_id >= 0 else _fault(row) for token_id, row in zip(host_ids, rows, strict=True)],
+            self._logprobs(drawn.logits, drawn.token_ids, host_ids, drawn.rows),
+            [None if token_id >= 0 else _fault(row) for token_id, row in zip(host_ids, drawn.rows, strict=True)],
         )
 
     @torch.no_grad()

@@ -28,7 +28,7 @@ class HistoryRow(Protocol):
 
 
 def needs_adjustment(params: SamplingParams) -> bool:
-    return bool(params.logit_bias) or _penalises(params)
+    return bool(params.logit_bias) or penalises(params)
 
 
 def adjust(logits: Tensor, rows: Sequence[HistoryRow]) -> Tensor:
@@ -60,7 +60,7 @@ def _row_effects(row: HistoryRow, vocab_size: int) -> tuple[Ids, Effects]:
     params = row.params
     biased = np.array(sorted(params.logit_bias), dtype=np.int64)
     bias = np.array([params.logit_bias[token_id] for token_id in sorted(params.logit_bias)], dtype=np.float32)
-    if not _penalises(params):
+    if not penalises(params):
         return biased, np.stack([bias, np.ones_like(bias), np.zeros_like(bias)])
 
     counts = np.bincount(np.array(row.output_token_ids, dtype=np.int64), minlength=vocab_size)
@@ -78,5 +78,5 @@ def _row_effects(row: HistoryRow, vocab_size: int) -> tuple[Ids, Effects]:
     return ids, effects
 
 
-def _penalises(params: SamplingParams) -> bool:
+def penalises(params: SamplingParams) -> bool:
     return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0

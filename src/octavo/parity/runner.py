@@ -10,9 +10,10 @@ from torch import Tensor
 
 from octavo.cache.storage_policy import StorageDecision
 from octavo.config import EngineConfig
-from octavo.engine.core import EngineCore, LogitsObserver
+from octavo.engine.core import EngineCore
 from octavo.engine.loaded_model import LoadedModel, share_weights
 from octavo.engine.shift_check import check_shift
+from octavo.engine.step_runner import LogitsObserver
 from octavo.errors import InvalidRequest, shown
 from octavo.llm import LLM
 from octavo.parity.cache_arms import trace_cached, trace_preempted

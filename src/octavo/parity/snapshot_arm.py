@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from octavo.cache.storage_policy import StorageDecision
 from octavo.config import BLOCK_SIZES, EngineConfig
-from octavo.engine.core import EngineCore, LogitsObserver
+from octavo.engine.core import EngineCore
 from octavo.engine.loaded_model import LoadedModel, share_weights
+from octavo.engine.step_runner import LogitsObserver
 from octavo.llm import LLM
 from octavo.outputs import TextDelta
 from octavo.parity.trace import Trace

@@ -1,0 +1,120 @@
+"""Turns scheduled steps into device work, and reads what came of it. Decides nothing of what is run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.cache.cache_pool import CachePool
+from octavo.cache.sequence import SequenceHandle
+from octavo.engine.live_request import LiveRequest
+from octavo.engine.model_runner import ModelRunner, sampled_rows
+from octavo.engine.sampler import DrawnTokens, Sampler, SampleResult
+from octavo.engine.sampling_mask import TokenMasks
+from octavo.grammar.mask_workers import MaskWorkers
+from octavo.request import RequestState
+from octavo.scheduler.scheduled_step import ScheduledStep
+from octavo.storage.ring_state import RingState
+
+LogitsObserver = Callable[[str, Tensor], None]  # request id, logits [V] float32
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step that may still be under way on its device: of the states that are `sampled`, in batch order, the tokens
+    `drawn`; and its captures' rings.
+    """
+
+    step: ScheduledStep
+    sampled: list[RequestState]
+    drawn: DrawnTokens
+    rings: list[RingState]
+
+
+class StepRunner:
+    """Launches the steps of the requests in `lives`, by request id, which others add to and take from."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        sampler: Sampler,
+        masks: MaskWorkers,
+        pool: CachePool,
+        lives: Mapping[str, LiveRequest],
+        on_logits: LogitsObserver | None,
+    ) -> None:
+        self._runner = runner
+        self._sampler = sampler
+        self._masks = masks
+        self._pool = pool
+        self._lives = lives
+        self._on_logits = on_logits
+
+    @torch.inference_mode()
+    def launch(self, step: ScheduledStep, before: LaunchedStep | None = None) -> LaunchedStep:
+        """`before` is the step that `step` follows, if its tokens are not known to the host."""
+        if before is None:
+            self._prepare(step)
+        sampled = [state for row, state in zip(step.batch.rows, step.states, strict=True) if row.sample]
+        ends = [row.stop for row in step.batch.rows if row.sample]
+        lives = [self._lives[state.request.request_id] for state in sampled]
+        pending = self._masks.begin([live.grammar for live in lives])
+        known = () if before is None else (_following(step, before),)
+        hidden = self._runner.forward(step.batch, *known)
+        self._read_prompts(step, hidden)
+        logits = self._runner.logits(sampled_rows(hidden, step.batch))
+        rings = [self._runner.cache.ring_state(step.batch.rows[i].slot) for i in step.captures]
+        if self._on_logits is not None:
+            for state, row in zip(sampled, logits, strict=True):
+                self._on_logits(state.request.request_id, row)
+        masks = None if pending is None else TokenMasks(pending.rows, self._masks.finish(pending))
+        rows = [live.sampler_row(end) for live, end in zip(lives, ends, strict=True)]
+        return LaunchedStep(step, sampled, self._sampler.draw(logits, rows, masks), rings)
+
+    @torch.inference_mode()
+    def read(self, launched: LaunchedStep) -> SampleResult:
+        """Wait for a step's tokens."""
+        return self._sampler.read(launched.drawn)
+
+    def may_be_followed(self, launched: LaunchedStep) -> bool:
+        """Whether the next step needs nothing that the host learns from this one but its tokens."""
+        if self._on_logits is not None:
+            return False
+        for state in launched.sampled:
+            live = self._lives.get(state.request.request_id)
+            if live is not None and live.state is state and live.is_read_at_each_step:
+                return False
+        return True
+
+    def _prepare(self, step: ScheduledStep) -> None:
+        now = time.perf_counter()
+        for state, row in zip(step.states, step.batch.rows, strict=True):
+            live = self._lives[state.request.request_id]
+            live.started = now if live.started is None else live.started
+            live.handle = SequenceHandle(row.slot, row.generation)
+            if live.start is not None:
+                if row.start and state.num_imported_tokens:  # else it was made to begin anew
+                    self._runner.cache.import_(live.start, self._pool.sequence(live.handle))
+                live.start = None
+        for i, snapshot in step.restores:
+            assert isinstance(snapshot, RingState), "the engine's snapshots are of rings"
+            self._runner.cache.restore_ring(step.batch.rows[i].slot, snapshot)
+
+    def _read_prompts(self, step: ScheduledStep, hidden: Tensor) -> None:
+        end = 0
+        for state, row in zip(step.states, step.batch.rows, strict=True):
+            begin, end = end, end + row.num_tokens
+            self._lives[state.request.request_id].read(hidden[begin:end], row.start, self._runner, self._sampler)
+
+
+def _following(step: ScheduledStep, before: LaunchedStep) -> Tensor:
+    """The tokens that `before` drew for the rows of `step`, on the device. One that is in error is any token."""
+    assert step.follows is not None, "a step that follows says what"
+    drawn = before.drawn.token_ids
+    if len(step.follows) < len(drawn):
+        drawn = drawn[list(step.follows)]
+    return drawn.clamp_min(0)
