@@ -19,6 +19,7 @@ from tests.kernels.triton.decode_cases import DecodeCase
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")]
 
 HKV = 2
+RELATIVE = {"f16": 1e-3, "bf16": 5e-3}
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -76,9 +77,11 @@ def test_every_block_size_context_and_batch_equals_the_oracle(dim, group, codec)
             decode.plan(rows)
             decode.run(q, k, v, table, out)
             want = expected(q, k, v, table, rows, block_size, decode.spec.scale)
-            difference = (out.double() - want).abs().max().item()
+            got = out.double()
+            difference = (got - want).abs().max().item()
             assert difference < 5e-4, (block_size, context, batch, difference)
-            assert (out.double() * 1.01 - want).abs().max().item() > 5e-4
+            # Means of many values are small: what 1 % of them is, only the relative error shows.
+            assert (got - want).norm() / want.norm() < RELATIVE[codec] < (got * 1.01 - want).norm() / want.norm()
 
 
 @pytest.mark.parametrize("codecs", list(product(("bf16", "f16", "q8_0", "q4_0"), repeat=2)), ids="-".join)
@@ -166,6 +169,7 @@ def test_a_graph_replays_what_eager_gives_while_the_batch_evolves():
     assert decode.plans_reused > 20
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 def test_two_hundred_steps_wait_for_nothing_and_allocate_nothing():
     block_size, dim, longest = 16, 128, [3000, 900, 5000, 340]
     k, v, table = storage(longest, block_size, dim, "f16")
@@ -177,8 +181,8 @@ def test_two_hundred_steps_wait_for_nothing_and_allocate_nothing():
     decode.run(q, k, v, table, out)
     torch.cuda.synchronize()
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         for step in range(199, -1, -1):
             decode.plan(replace(last, columns=last.columns - step), capacity=512)
             decode.run(q, k, v, table, out)

@@ -36,6 +36,14 @@ def test_groups_of_codes_that_straddle_the_halves_of_a_head_are_scaled_right(dim
     assert error(make(lengths=[70, 9], dim=dim, k_codec=codec, v_codec=codec)) < TOLERANCE
 
 
+@pytest.mark.parametrize("codec", ["q8_0", "q4_0"])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_codes_of_many_columns_are_read_as_words_and_rounded_within_the_tolerance(dim, codec):
+    case = make(lengths=[530, 517], dim=dim, hq=3, hkv=1, k_codec=codec, v_codec=codec)
+    assert error(case, chunk=256) < TOLERANCE
+    assert not case.decode.geometry.precise
+
+
 @pytest.mark.parametrize("dim", [64, 80, 96, 128, 256])
 @pytest.mark.parametrize("hq", [1, 3, 5, 7, 16])
 def test_all_head_sizes_and_groups_are_served(dim, hq):

@@ -1,7 +1,8 @@
 """How stored rows of K and V become operands of the matrix units: 16-bit rows, `q8_0` and `q4_0` codes with scales.
 
 A head is cut into parts, each multiplied on its own: one for rows of a floating dtype, else the 32 elements that share
-a scale. So a product with codes is scaled after it was formed, and codes are only ever converted, which is exact.
+a scale. So a product with codes is scaled after it was formed, and codes are only ever converted, which is exact; where
+results may be rounded, `words.py` is faster and has parts of its own.
 Queries, accumulators and outputs are tuples with one tensor for each part.
 """
 
@@ -10,9 +11,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from octavo.kernels.triton.words import load_words
+
 CAST = tl.constexpr(0)
 Q8 = tl.constexpr(1)
 Q4 = tl.constexpr(2)
+Q8_WORDS = tl.constexpr(3)
+Q4_WORDS = tl.constexpr(4)
 GROUP = tl.constexpr(32)
 
 
@@ -21,6 +26,8 @@ def num_parts(dim, codec):
     """Parts that a head of `dim` elements is cut into."""
     if codec == 0:
         return 1
+    if codec >= 3:
+        return 4 if codec == 3 else 8
     if codec == 1:
         return -(-dim // 32)
     # Codes of the lower half of a head and of the upper lie in the same bytes; a group may straddle both halves.
@@ -31,8 +38,9 @@ def num_parts(dim, codec):
 @triton.constexpr_function
 def part_width(dim, codec):
     """Elements of a part, a power of two and at least 16; those past `part_size` are padding."""
+    size = {0: dim, 3: dim // 4, 4: dim // 8}.get(codec, 32)
     width = 16
-    while width < (dim if codec == 0 else 32):
+    while width < size:
         width *= 2
     return width
 
@@ -42,6 +50,8 @@ def part_start(dim, codec, part):
     """First element of a part."""
     if codec == 0:
         return 0
+    if codec >= 3:
+        return part % 4 + part // 4 * (dim // 2)
     lower = -(-(dim // 2) // 32)
     if codec == 1 or part < lower:
         return part * 32
@@ -53,6 +63,8 @@ def part_size(dim, codec, part):
     """Elements of a part without padding."""
     if codec == 0:
         return dim
+    if codec >= 3:
+        return dim // 4 if codec == 3 else dim // 8
     if codec == 1:
         return min(32, dim - part * 32)
     half = dim // 2
@@ -61,6 +73,12 @@ def part_size(dim, codec, part):
         return min(32, half - part * 32)
     group = half // 32 + part - lower
     return min(dim, group * 32 + 32) - max(half, group * 32)
+
+
+@triton.constexpr_function
+def part_stride(codec):
+    """Distance between the elements of a part."""
+    return 4 if codec >= 3 else 1
 
 
 @triton.constexpr_function
@@ -73,12 +91,13 @@ def num_halves(q_dtype, k_dtype, precise):
 def prepare_queries(row_ptrs, real, k_ptr, DIM: tl.constexpr, CODEC: tl.constexpr, PRECISE: tl.constexpr):
     """Queries [M, width] of each part in the operands' dtype, then what rounding left of them; zeros for padding."""
     WIDTH: tl.constexpr = part_width(DIM, CODEC)
+    STRIDE: tl.constexpr = part_stride(CODEC)
     high = ()
     low = ()
     for part in tl.static_range(num_parts(DIM, CODEC)):
         d = tl.arange(0, WIDTH)
         mask = real[:, None] & (d < part_size(DIM, CODEC, part))[None, :]
-        x = tl.load(row_ptrs[:, None] + part_start(DIM, CODEC, part) + d[None, :], mask=mask, other=0.0)
+        x = tl.load(row_ptrs[:, None] + part_start(DIM, CODEC, part) + STRIDE * d[None, :], mask=mask, other=0.0)
         # Codes are whole numbers that float16 holds.
         rounded = x.to(k_ptr.dtype.element_ty if CODEC == CAST else tl.float16)
         high = high + (rounded,)
@@ -106,10 +125,10 @@ def load_tile(base, rows, visible, stride, SIZE: tl.constexpr, WIDTH: tl.constex
 
 
 # Four bytes become four float16: under 0x64 as upper byte, byte b is 1024 + b, and whole numbers subtract exactly.
-_BYTES_TO_HALVES = """
+_CONVERT = """
 {
     .reg .b32 x, bias;
-    xor.b32 x, $2, FLIP;
+    TAKE
     prmt.b32 $0, x, 0x64646464, 0x4140;
     prmt.b32 $1, x, 0x64646464, 0x4342;
     mov.b32 bias, BIAS;
@@ -117,15 +136,20 @@ _BYTES_TO_HALVES = """
     sub.rn.f16x2 $1, $1, bias;
 }
 """
-_Q8_ASM = tl.constexpr(_BYTES_TO_HALVES.replace("FLIP", "0x80808080").replace("BIAS", "0x64806480"))
-_LOWER_ASM = tl.constexpr(
-    _BYTES_TO_HALVES.replace("xor.b32 x, $2, FLIP", "and.b32 x, $2, 0x0f0f0f0f").replace("BIAS", "0x64086408")
+_TAKES = {
+    "q8_0": ("xor.b32 x, $2, 0x80808080;", "0x64806480"),
+    "lower": ("and.b32 x, $2, 0x0f0f0f0f;", "0x64086408"),
+    "upper": ("shr.b32 x, $2, 4;\n    and.b32 x, x, 0x0f0f0f0f;", "0x64086408"),
+}
+_Q8_ASM, _LOWER_ASM, _UPPER_ASM = (
+    tl.constexpr(_CONVERT.replace("TAKE", line).replace("BIAS", bias)) for line, bias in _TAKES.values()
 )
-_UPPER_ASM = tl.constexpr(
-    _BYTES_TO_HALVES.replace("xor.b32 x, $2, FLIP", "shr.b32 x, $2, 4;\n    and.b32 x, x, 0x0f0f0f0f").replace(
-        "BIAS", "0x64086408"
-    )
-)
+
+
+@triton.jit
+def convert(codes, ASM: tl.constexpr):
+    """Bytes as the float16 whole numbers that they stand for."""
+    return tl.inline_asm_elementwise(ASM, "=r,=r,r", [codes], tl.float16, True, 4)
 
 
 @triton.jit
@@ -146,17 +170,17 @@ def load_codes(
     if CODEC == Q8:
         codes = load_tile(ptr + head * DIM + START, rows, visible, HEADS * DIM, SIZE, GROUP)
         if FAST:
-            return tl.inline_asm_elementwise(_Q8_ASM, "=r,=r,r", [codes], tl.float16, True, 4)
+            return convert(codes, _Q8_ASM)
         return codes.to(tl.float16)
     HALF: tl.constexpr = DIM // 2
     if START < HALF:
         packed = load_tile(ptr + head * HALF + START, rows, visible, HEADS * HALF, SIZE, GROUP)
         if FAST:
-            return tl.inline_asm_elementwise(_LOWER_ASM, "=r,=r,r", [packed], tl.float16, True, 4)
+            return convert(packed, _LOWER_ASM)
         return (packed & 15).to(tl.float16) - 8.0
     packed = load_tile(ptr + head * HALF + START - HALF, rows, visible, HEADS * HALF, SIZE, GROUP)
     if FAST:
-        return tl.inline_asm_elementwise(_UPPER_ASM, "=r,=r,r", [packed], tl.float16, True, 4)
+        return convert(packed, _UPPER_ASM)
     return (packed >> 4).to(tl.float16) - 8.0
 
 
@@ -192,6 +216,12 @@ def scores(
         if HALVES == 2:
             s = tl.dot(q[1], tl.trans(k), s)
         return s
+    elif CODEC >= Q8_WORDS:
+        k = load_words(k_ptr, scale_ptr, rows, visible, head, HEADS, DIM, CODEC, FAST)
+        s = tl.dot(q[0], tl.trans(k[0]))
+        for part in tl.static_range(1, PARTS):
+            s = tl.dot(q[part], tl.trans(k[part]), s)
+        return s
     else:
         s = tl.zeros([q[0].shape[0], rows.shape[0]], tl.float32)
         for part in tl.static_range(PARTS):
@@ -223,6 +253,13 @@ def accumulate(
     if CODEC == CAST:
         v = load_tile(v_ptr + head * DIM, rows, visible, HEADS * DIM, DIM, part_width(DIM, CODEC))
         return (multiply(p, v, acc[0] * fade[:, None], PRECISE),)
+    elif CODEC >= Q8_WORDS:
+        v = load_words(v_ptr, scale_ptr, rows, visible, head, HEADS, DIM, CODEC, FAST)
+        weights = p.to(tl.float16)
+        out = ()
+        for part in tl.static_range(num_parts(DIM, CODEC)):
+            out = out + (tl.dot(weights, v[part], acc[part] * fade[:, None]),)
+        return out
     else:
         out = ()
         for part in tl.static_range(num_parts(DIM, CODEC)):
@@ -250,5 +287,5 @@ def store_output(row_ptrs, acc, share, real, DIM: tl.constexpr, CODEC: tl.conste
     for part in tl.static_range(num_parts(DIM, CODEC)):
         d = tl.arange(0, part_width(DIM, CODEC))
         mask = real[:, None] & (d < part_size(DIM, CODEC, part))[None, :]
-        ptrs = row_ptrs[:, None] + part_start(DIM, CODEC, part) + d[None, :]
+        ptrs = row_ptrs[:, None] + part_start(DIM, CODEC, part) + part_stride(CODEC) * d[None, :]
         tl.store(ptrs, (acc[part] * share[:, None]).to(row_ptrs.dtype.element_ty), mask=mask)

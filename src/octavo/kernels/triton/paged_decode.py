@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,12 +27,15 @@ from octavo.kernels.triton.decode_split import decode_split
 from octavo.kernels.triton.decode_tiles import DecodeTile, choose, exact_tile
 
 _CODECS = {"f32": 0, "f16": 0, "bf16": 0, "q8_0": 1, "q4_0": 2}
+_BITS = {"q8_0": 8, "q4_0": 4}
+_WORDS = 3  # from here on, codes are read as 32-bit words: see `words.py`
 _HOST_BUFFERS = 3
 
 # Softmax weights are rounded to the 16 bits of the values' dtype, unless a sequence sees fewer columns than this: then
 # they are multiplied in two halves. Above it the rounding of many weights averages out, to less than 5e-4 in a result
 # of values of unit size.
 _PRECISE_BELOW = 64
+_PRECISE_BELOW_QUANTISED = 512  # scaled codes are rounded too
 _PRECISE_BELOW_BF16 = 2048
 
 
@@ -71,8 +73,9 @@ class DecodeSpec:
         return self.num_q_heads // self.num_kv_heads
 
     @property
-    def quantised(self) -> bool:
-        return _CODECS[self.k_codec] + _CODECS[self.v_codec] > 0
+    def bits(self) -> int:
+        """Of a stored element, without its scale: the fewer of K's and V's, 16 at most."""
+        return min(_BITS.get(codec, 16) for codec in (self.k_codec, self.v_codec))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,6 @@ class PagedDecode:
         # Programmatic dependent launch: a kernel starts while the one before it ends, and waits where it must.
         cuda = device.type == "cuda" and torch.version.cuda is not None
         self._dependent = cuda and torch.cuda.get_device_capability(device) >= (9, 0)
-        self._launch: dict[str, Any] = {"launch_pdl": True} if self._dependent else {}
         self._dim = max(spec.k_dim, spec.v_dim)
         self._step = torch.zeros(0, dtype=torch.int32, device=device)
         self._host: list[Tensor] = []
@@ -127,7 +129,7 @@ class PagedDecode:
         self._lse = torch.zeros(1, dtype=torch.float32, device=device)
         self._rows: DecodeRows | None = None
         self._work: WorkList | None = None
-        self._tile = exact_tile(self._dim, spec.quantised)
+        self._tile = exact_tile(self._dim, spec.bits)
         self.geometry = Geometry(1, 0, 0, False, False, True, self._tile)
 
     def plan(
@@ -178,13 +180,22 @@ class PagedDecode:
         gaps = merges[geometry.rows * MERGE_FIELDS :]
         tile_rows = 16 if spec.exact else _tile_rows(geometry.queries * spec.group, spec.v_dim)
         query_tiles = -(-geometry.queries * spec.group // tile_rows)
+        # Without a merge in between, programs that begin early would spread unevenly over the room that these leave.
+        dependent = self._dependent and geometry.merges
+        forms = [
+            _form(codec, dim, geometry.precise)
+            for codec, dim in ((spec.k_codec, spec.k_dim), (spec.v_codec, spec.v_dim))
+        ]
+        codes = [
+            rows.data.view(torch.int32) if form >= _WORDS else rows.data
+            for rows, form in zip((k, v), forms, strict=True)
+        ]
         decode_split[(spec.num_kv_heads, geometry.items, query_tiles)](
             q,
             out,
             self._partial,
             self._lse,
-            k.data,
-            v.data,
+            *codes,
             k.data if k.scales is None else k.scales,
             v.data if v.scales is None else v.scales,
             table,
@@ -203,18 +214,18 @@ class PagedDecode:
             BLOCK_SIZE=spec.block_size,
             BLOCK_M=tile_rows,
             BLOCK_N=tile.block_n,
-            K_CODEC=_CODECS[spec.k_codec],
-            V_CODEC=_CODECS[spec.v_codec],
+            K_CODEC=forms[0],
+            V_CODEC=forms[1],
             HAS_WINDOW=spec.window is not None,
             HAS_GAPS=geometry.gaps,
             HAS_SINKS=sinks is not None,
-            FAST=self._device.type == "cuda",
+            FAST=self._device.type == "cuda" and torch.version.cuda is not None,
             PRECISE=geometry.precise,
-            DEPENDENT=self._dependent,
+            DEPENDENT=dependent,
             STAGES=tile.num_stages,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
-            **self._launch,
+            **({"launch_pdl": True} if dependent else {}),
         )
         if geometry.merges:
             block_d, warps = (32, 1) if spec.v_dim <= 64 else (64, 2)
@@ -230,15 +241,15 @@ class PagedDecode:
                 BLOCK_D=block_d,
                 BLOCK_S=32,
                 HAS_SINKS=sinks is not None,
-                DEPENDENT=self._dependent,
+                DEPENDENT=dependent,
                 num_warps=warps,
-                **self._launch,
+                **({"launch_pdl": True} if dependent else {}),
             )
 
     def _choose(self, rows: DecodeRows) -> tuple[DecodeTile, int]:
         if self.spec.exact:
-            return exact_tile(self._dim, self.spec.quantised), EXACT_CHUNK
-        return choose(self._dim, self.spec.quantised, self.spec.num_kv_heads, rows.lengths)
+            return exact_tile(self._dim, self.spec.bits), EXACT_CHUNK
+        return choose(self._dim, self.spec.bits, self.spec.num_kv_heads, rows.lengths)
 
     def _continues(self, rows: DecodeRows, capacity: int | None) -> bool:
         """Whether these are the sequences of the last plan, in the same launch geometry."""
@@ -254,7 +265,11 @@ class PagedDecode:
         )
 
     def _is_short(self, rows: DecodeRows, queries: int) -> bool:
-        least = _PRECISE_BELOW_BF16 if self.spec.v_codec == "bf16" else _PRECISE_BELOW
+        least = _PRECISE_BELOW
+        if "bf16" in (self.spec.k_codec, self.spec.v_codec):
+            least = _PRECISE_BELOW_BF16
+        elif self.spec.bits < 16:
+            least = _PRECISE_BELOW_QUANTISED
         lengths = rows.lengths
         return bool(((lengths > 0) & (lengths < least + queries)).any())
 
@@ -274,6 +289,13 @@ class PagedDecode:
         if partials > len(self._lse):
             self._lse = torch.empty(partials, dtype=torch.float32, device=self._device)
             self._partial = torch.empty(partials * self.spec.v_dim, dtype=torch.float32, device=self._device)
+
+
+def _form(codec: str, dim: int, precise: bool) -> int:
+    """How the kernel reads a codec: as words where results may be rounded and parts of a head are wide enough."""
+    form = _CODECS[codec]
+    wide = dim & (dim - 1) == 0 and dim >= (64 if codec == "q8_0" else 128)
+    return form + 2 if form and wide and not precise else form
 
 
 def _tile_rows(rows: int, dim: int) -> int:
