@@ -14,9 +14,9 @@ from octavo.cache.cache_pool import CachePool
 def cells(drawn: GroupMap) -> list[tuple[str, tuple[str, ...], int, int, int]]:
     """State, owners, used blocks, tokens and references of each cell."""
     return [
-        (STATES[run.state], () if run.owners < 0 else drawn.owners[run.owners], run.used, run.tokens, run.references)
-        for run in drawn.runs
-        for _ in range(run.length)
+        (STATES[state], () if owners < 0 else drawn.owners[owners], used, tokens, references)
+        for length, state, owners, used, tokens, references in drawn.runs
+        for _ in range(length)
     ]
 
 
@@ -45,7 +45,7 @@ def check(pool: CachePool) -> None:
 
 def test_an_empty_pool_is_one_run_of_free_cells() -> None:
     [drawn] = block_maps(make_pool())
-    assert [tuple(run) for run in drawn.runs] == [(20, 0, -1, 0, 0, 0)]
+    assert drawn.runs == ((20, 0, -1, 0, 0, 0),)
     assert drawn.counts == (20, 0, 0, 0, 0) and drawn.owners == ()
 
 

@@ -9,7 +9,7 @@ from functools import cache
 
 from tokenizers.pre_tokenizers import ByteLevel
 
-from octavo.cache.block_map import CellRun, GroupMap
+from octavo.cache.block_map import GroupMap
 from octavo.engine.events import Fault, RequestTimes, StepEvent
 from octavo.engine.machine import MachineSnapshot, MachineView, RequestProgress
 from octavo.engine.profile import Profile, ProfileSettings
@@ -94,9 +94,9 @@ VIEW = MachineView(
             1,
             (5, 2, 0, 1, 0),
             (("one",),),
-            (CellRun(2, 1, 0, 1, 16, 1), CellRun(1, 3, -1, 1, 16, 1), CellRun(5, 0, -1, 0, 0, 0)),
+            ((2, 1, 0, 1, 16, 1), (1, 3, -1, 1, 16, 1), (5, 0, -1, 0, 0, 0)),
         ),
-        GroupMap(8, 16, 1, (7, 1, 0, 0, 0), (("one",),), (CellRun(1, 1, 0, 1, 5, 1), CellRun(7, 0, -1, 0, 0, 0))),
+        GroupMap(8, 16, 1, (7, 1, 0, 0, 0), (("one",),), ((1, 1, 0, 1, 5, 1), (7, 0, -1, 0, 0, 0))),
     ),
     requests=(RequestProgress("one", 0, "running", 0, 21, 21, 0, 3, 8, 0.5),),
     memory={"kv_bytes": 4096, "weight_bytes": 8192},

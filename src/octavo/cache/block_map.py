@@ -5,9 +5,9 @@ Reads a `CachePool` between two steps and changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from array import array
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,20 +25,11 @@ _NOBODY = -1
 _Ints = NDArray[np.int64]
 
 
-class CellRun(NamedTuple):
-    """`length` neighbouring cells that are alike. The numbers are those of one of them.
-
-    `state` is an index into `STATES`: what most of its blocks are that are not free. `owners` is an index into the
-    group's, -1 where no request holds it. `used` of its blocks are not free; `tokens` are what they hold, `references`
-    what is held of them, the prefix cache's included.
-    """
-
-    length: int
-    state: int
-    owners: int
-    used: int
-    tokens: int
-    references: int
+# Neighbouring cells that are alike: how many they are, and of each: state, owners, used, tokens, references. The state
+# is an index into `STATES`, what most of its blocks are that are not free; owners an index into the group's, -1 where no
+# request holds it; used are its blocks that are not free, then come the tokens in these and the references to them, the
+# prefix cache's included. Plain tuples, since thousands may have to be pickled between two steps.
+CellRun = tuple[int, int, int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +60,8 @@ class _GroupDrawing:
     def __init__(self, pool: CachePool, group: int) -> None:
         self._size = pool.block_size
         references, marks = pool.pools[group].holders()
-        self._references: _Ints = np.array(references, np.int64)
-        cached = np.frombuffer(marks, np.uint8) != 0
+        self._references: _Ints = np.array(array("q", references), np.int64)
+        cached = np.array(memoryview(marks), np.uint8) != 0
         self._tokens: _Ints = np.where(cached, self._size, 0)
         self._owner: _Ints = np.full(len(references), _NOBODY, np.int64)
         self._sets: list[tuple[str, ...]] = []
@@ -79,8 +70,9 @@ class _GroupDrawing:
             held = self._fill(state.tables[group], state.written)
             self._own(held, state.seq_id)
             sources = [pending.copy.source for pending in state.copies if pending.copy.group == group]
-            self._tokens[sources] = self._size
-            self._own(np.array(sources, np.int64), state.seq_id)
+            if sources:
+                self._tokens[sources] = self._size
+                self._own(np.array(sources, np.int64), state.seq_id)
         pinned = np.zeros(len(references), np.bool_)
         for parked in pool.parked_sequences():
             pinned[self._fill(parked.tables[group], parked.written)] = True
@@ -106,16 +98,21 @@ class _GroupDrawing:
     def _fill(self, table: GroupTable, written: int) -> _Ints:
         """Note the tokens in a table's blocks, of which the last that is written may be in part; returns the ids."""
         ids = np.array(table.ids(0, len(table.block_ids)), np.int64)
-        tokens = np.full(len(ids), self._size, np.int64)
-        stop = len(ids) - (len(table.block_ids) - -(-written // self._size))  # what follows is spare
-        tokens[stop:] = 0
-        if written % self._size:
-            tokens[stop - 1] = written % self._size
-        self._tokens[ids] = np.maximum(self._tokens[ids], tokens)
+        full, rest = divmod(written, self._size)
+        stop = len(ids) - (len(table.block_ids) - full)  # what follows are the unfilled one and spare ones
+        self._tokens[ids[:stop]] = self._size
+        if rest:
+            tail = ids[stop]
+            self._tokens[tail] = max(self._tokens[tail], rest)
         return ids
 
     def _own(self, ids: _Ints, name: str) -> None:
         before = self._owner[ids]
+        if not len(ids):
+            return
+        if before.max() == _NOBODY:
+            self._owner[ids] = self._set_index((name,))
+            return
         self._owner[ids[before == _NOBODY]] = self._set_index((name,))
         for index in np.unique(before[before != _NOBODY]).tolist():
             known = self._sets[index]
@@ -128,24 +125,35 @@ class _GroupDrawing:
             self._sets.append(names)
         return index
 
-    def _runs(self, per_cell: int) -> Iterable[CellRun]:
+    def _runs(self, per_cell: int) -> list[CellRun]:
+        columns = self._summed(per_cell) if per_cell > 1 else self._single()
+        changes = np.zeros(len(columns[0]), np.bool_)
+        changes[0] = True
+        for column in columns:
+            changes[1:] |= column[1:] != column[:-1]
+        starts = np.flatnonzero(changes)
+        lengths = np.diff(np.append(starts, len(changes)))
+        return list(zip(lengths.tolist(), *(column[starts].tolist() for column in columns), strict=True))
+
+    def _single(self) -> tuple[_Ints, ...]:
+        """As `_summed`, of cells of one block each."""
+        used = (self._state != _FREE).astype(np.int64)
+        return self._state, self._owner, used, self._tokens, self._references
+
+    def _summed(self, per_cell: int) -> tuple[_Ints, ...]:
+        """State, owners, used blocks, tokens and references of each cell of several blocks."""
         state, owner = self._cells(self._state, per_cell, _FREE), self._cells(self._owner, per_cell, _NOBODY)
         kinds = np.stack([(state == kind).sum(axis=1) for kind in range(1, len(STATES))])
         used = kinds.sum(axis=0)
         most = np.where(used > 0, 1 + kinds.argmax(axis=0), _FREE)
         first = (state == most[:, None]).argmax(axis=1)  # the first block of that kind speaks for the cell
-        columns = (
+        return (
             most,
             owner[np.arange(len(owner)), first],
             used,
             self._cells(self._tokens, per_cell, 0).sum(axis=1),
             self._cells(self._references, per_cell, 0).sum(axis=1),
         )
-        cells = np.stack(columns, axis=1)
-        starts = np.flatnonzero(np.append(True, (cells[1:] != cells[:-1]).any(axis=1)))
-        lengths = np.diff(np.append(starts, len(cells)))
-        rows = np.column_stack([lengths, cells[starts]]).tolist()
-        return [CellRun(*row) for row in rows]
 
     @staticmethod
     def _cells(blocks: _Ints, per_cell: int, padding: int) -> _Ints:

@@ -6,7 +6,7 @@ Imports no torch.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from octavo.cache.block_map import GroupMap
 from octavo.engine.stats import EngineStats
@@ -15,8 +15,7 @@ RequestStage = Literal["waiting", "running"]
 MAX_REQUESTS = 512  # running ones first; further ones are counted
 
 
-@dataclass(frozen=True, slots=True)
-class RequestProgress:
+class RequestProgress(NamedTuple):
     """How far one choice of a request is, in tokens. One that waits with tokens generated was preempted.
 
     `cached` of its prompt were there when it first ran, None before; `max_generated` is None where there is no limit.
