@@ -25,10 +25,10 @@ _NOBODY = -1
 _Ints = NDArray[np.int64]
 
 
-# Neighbouring cells that are alike: how many they are, and of each: state, owners, used, tokens, references. The state
-# is an index into `STATES`, what most of its blocks are that are not free; owners an index into the group's, -1 where
-# no request holds it; used are its blocks that are not free, then come the tokens in these and the references to them, the
-# prefix cache's included. Plain tuples, since thousands may have to be pickled between two steps.
+# Neighbouring cells that are alike: how many they are, and of each: state, owners, used, tokens, references.
+# The state is an index into `STATES`: what most of its blocks are that are not free. Owners are an index into the
+# group's, -1 where no request holds it. Used are its blocks that are not free; the tokens are those in them, the
+# references those to them, the prefix cache's included. Plain tuples: thousands may be pickled between two steps.
 CellRun = tuple[int, int, int, int, int, int]
 
 
