@@ -29,6 +29,7 @@ from octavo.sampling_params import SamplingParams
 from octavo.step_batch import StorageKind
 from octavo.storage.codecs import CODECS
 from octavo.storage.compiled_attention import CompiledAttention
+from octavo.storage.fused_attention import FusedAttention
 from octavo.storage.route import RouteSwitches
 
 ROWS = 4
@@ -180,6 +181,9 @@ class ParityRun:
     def _paged_routes(self) -> set[str]:
         """What paged rows take here: the fused kernel's routes wherever it serves a group of layers, else gather."""
         plan, switches = self._loaded.plan, RouteSwitches.from_environment()
+        if plan.device.type == "cuda":  # single tokens there, and gather for chunks
+            served = [FusedAttention.refusal(s, plan.codecs, self._config.block_size, plan.device) for s in self._specs]
+            return {"gather", "fused_decode"} if any(switches.refusal(why) is None for why in served) else {"gather"}
         refused = {
             switches.refusal(CompiledAttention.refusal_for(spec, plan.codecs, plan.device)) is not None
             for spec in self._specs

@@ -53,6 +53,11 @@ class BlockTable:
         last = position - 1 + (self.skip if position > self.keep else 0)
         return self._ids[group, : last // self.block_size + 1].copy()
 
+    def columns(self, group: int) -> NDArray[np.int64]:
+        """Ids of all columns, whether in use or not. Not a copy: valid until the next change."""
+        ids: NDArray[np.int64] = self._ids[group]
+        return ids
+
     def slot_mapping(self, group: int, start: int, stop: int) -> NDArray[np.int64]:
         """Stored row of each position in `[start, stop)`."""
         position = np.arange(start, stop)

@@ -18,6 +18,7 @@ from octavo.storage.block_table import BlockTable
 from octavo.storage.codecs import Codec
 from octavo.storage.compiled_attention import CompiledAttention
 from octavo.storage.eager_attention import EagerAttention
+from octavo.storage.fused_attention import FusedAttention
 from octavo.storage.hand_off import GroupMover, check_codecs
 from octavo.storage.layer_store import KVRows, LayerStore
 from octavo.storage.ring_state import RingState, read_rings, write_rings
@@ -321,4 +322,8 @@ def _group_attention(
     refusal = CompiledAttention.refusal(spec, store, device)
     if refusal is None:
         return CompiledAttention(spec, block_size, switches.refusal(None))
+    if device.type == "cuda":
+        refusal = switches.refusal(FusedAttention.refusal(spec, store.codecs, block_size, device))
+        if refusal is None:
+            return FusedAttention(spec, store, block_size, device)
     return EagerAttention(spec, block_size, device, switches.refusal(refusal) or refusal)

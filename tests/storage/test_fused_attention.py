@@ -1,0 +1,147 @@
+"""The fused route behind the seam, under Triton's interpreter: what it gives is what gathering gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from octavo.cache.spec import LayerSpec
+from octavo.step_batch import StorageKind
+from octavo.storage import kv_cache
+from octavo.storage.codecs import CODECS
+from octavo.storage.eager_attention import EagerAttention
+from octavo.storage.fused_attention import DeviceTables, FusedAttention
+from octavo.storage.route import Route
+from tests.schedules import HandScheduler, random_shares
+from tests.storage.shifted_sequence import Bookkeeping
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are interpreted only where there is no GPU")
+
+CPU = torch.device("cpu")
+DIM = 32
+LENGTHS = (90, 17, 1, 60)
+SINKS = torch.tensor([0.5, -3.0, 9.0, float("-inf"), 0.0, 2.0])
+
+
+def spec(window=None, softcap=None, sinks=False):
+    return LayerSpec("full" if window is None else "sliding", 6, 2, DIM, DIM, 0.25, window, softcap, sinks)
+
+
+LAYOUT = [spec(), spec(window=40), spec(sinks=True)]
+
+
+@pytest.fixture
+def choose(monkeypatch):
+    """choose(fused) decides how the next caches attend."""
+
+    def decide(fused):
+        def attention(spec, store, block_size, device, switches):
+            if fused:
+                return FusedAttention(spec, store, block_size, device)
+            return EagerAttention(spec, block_size, device, "asked for by a test")
+
+        monkeypatch.setattr(kv_cache, "_group_attention", attention)
+
+    return decide
+
+
+def run(storage, codecs):
+    """Outputs of every step and layer, and the cache."""
+    generator = torch.Generator().manual_seed(3)
+    scheduler = HandScheduler(LAYOUT, storage, max_seqs=len(LENGTHS), max_context=max(LENGTHS) + 8, codecs=codecs)
+    scheduler.cache.set_sinks(2, SINKS)
+    steps = random_shares(LENGTHS, 5)
+    for _ in range(4):  # then all of them go on token by token, the second one beside a chunk
+        steps.append([(slot, 1) for slot in range(len(LENGTHS))])
+    steps.append([(0, 1), (1, 3), (3, 1)])
+    outputs = []
+    for shares in steps:
+        scheduler.cache.plan(scheduler.batch([(slot, [0] * count) for slot, count in shares]))
+        total = sum(count for _, count in shares)
+        for layer in range(len(LAYOUT)):
+            q, k, v = (torch.randn(total, heads, DIM, generator=generator) for heads in (6, 2, 2))
+            outputs.append(scheduler.cache.attend(layer, q, k, v).clone())
+    return outputs, scheduler.cache
+
+
+@pytest.mark.parametrize("codecs", [("f16", "f16"), ("q8_0", "q4_0")], ids="-".join)
+@pytest.mark.parametrize("storage", list(StorageKind), ids=lambda s: s.value)
+def test_mixed_steps_give_what_gathering_gives(choose, storage, codecs):
+    choose(fused=False)
+    expected, _ = run(storage, codecs)
+    choose(fused=True)
+    outputs, cache = run(storage, codecs)
+    for got, want in zip(outputs, expected, strict=True):
+        assert (got - want).abs().max() < 5e-4
+    fused = cache.routes.by_route().get(Route.FUSED_DECODE.value, 0)
+    assert (fused > 0) == (storage is StorageKind.PAGED)
+
+
+def test_keys_of_a_shifted_context_are_found_past_the_gap(choose):
+    layout = [spec(), spec(window=24)]
+    outputs = []
+    for fused in (False, True):
+        choose(fused)
+        outputs.append(decode_shifted(layout))
+    for want, got in zip(*outputs, strict=True):
+        assert (got - want).abs().max() < 5e-4
+
+
+def decode_shifted(layout):
+    generator = torch.Generator().manual_seed(4)
+    books = Bookkeeping(layout, 5, max_context=96, codecs=("f16", "f16"))
+    books.cache.set_rotation(lambda layer: torch.full((DIM // 2,), 0.1))
+    outputs = []
+    for count, drop in ((70, 0), (1, 0), (1, 32), (1, 0), (1, 16), (1, 0)):
+        if drop:
+            books.drop(drop)
+        books.cache.plan(books.batch([0] * count))
+        for layer in range(len(layout)):
+            q, k, v = (torch.randn(count, heads, DIM, generator=generator) for heads in (6, 2, 2))
+            outputs.append(books.cache.attend(layer, q, k, v).clone())
+    return outputs
+
+
+def test_a_step_uploads_the_ids_that_are_new_and_no_others(choose):
+    choose(fused=True)
+    scheduler = HandScheduler([spec()], StorageKind.PAGED, max_seqs=2, max_context=64, codecs=("f16", "f16"))
+    tables = scheduler.cache._attention[0]._tables
+    uploaded = []
+    for count in (31, 1, 1, 1):
+        scheduler.cache.plan(scheduler.batch([(1, [0] * count)]))
+        uploaded.append(tables.uploaded_bytes)
+    assert uploaded[0] == 0 < uploaded[1] <= 2 * 16  # the blocks so far, once a row is fused
+    assert uploaded[2] == uploaded[1] + 16  # one more
+    assert uploaded[3] == uploaded[2]
+
+
+def test_a_new_tenants_ids_replace_the_old_ones():
+    tables = DeviceTables(CPU)
+
+    class Table:
+        def __init__(self, ids):
+            self.ids = torch.tensor(ids).numpy()
+
+        def columns(self, group):
+            return self.ids
+
+    assert tables.update([1], [Table([4, 5, 0])], 0, 2).tolist() == [3]
+    tables.update([1, 0], [Table([7, 5, 2]), Table([1, 0, 0])], 0, 2)
+    assert tables.device_ids.tolist() == [1, 0, 0, 7, 5, 2]
+
+
+@pytest.mark.parametrize(
+    ("settings", "codec", "reason"),
+    [
+        ({}, "f16", None),
+        ({"softcap": 20.0}, "f16", "no fused kernel for capped scores"),
+        ({}, "f32", "no fused kernel for float32 keys or values"),
+        ({}, "turbo4", "no fused kernel for turbo4 keys"),
+    ],
+)
+def test_what_it_cannot_serve_is_refused_with_the_reason(settings, codec, reason):
+    both = CODECS[codec], CODECS[codec]
+    assert FusedAttention.refusal(spec(**settings), both, 16, torch.device("cuda")) == reason
+    assert FusedAttention.refusal(spec(), both, 16, CPU) == "no fused kernel on cpu"
