@@ -7,7 +7,12 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch
+
+# Test processes share the cores. A thread that spins at a barrier keeps its core from the one that it waits for. OpenMP
+# reads this when torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import torch  # noqa: E402
 
 # Triton reads this when it is imported, by whichever library: without a GPU its kernels run under its interpreter.
 if not torch.cuda.is_available():
@@ -16,9 +21,6 @@ if not torch.cuda.is_available():
 # A shell that starts the tests in the background has them ignore interrupts, and every process that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-# Test processes share the cores. A thread that spins at a barrier keeps its core from the one that it waits for.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 MODEL_FILES = {
     "smollm2": "SmolLM2-135M-Instruct.Q4_1.gguf",

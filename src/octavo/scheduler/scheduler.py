@@ -260,9 +260,9 @@ class Scheduler:
         with rings is preempted after a chunk of several tokens, unless that began from a snapshot, and if two steps
         are taken back: the rings may lack what would be read again. Raises `InvalidArgument` if `step` is not out.
         """
-        if step not in self._in_flight:
+        index = next((i for i, each in enumerate(self._in_flight) if each is step), None)
+        if index is None:
             raise InvalidArgument(_NOT_OUT)
-        index = self._in_flight.index(step)
         cancelled = self._in_flight[index:]
         del self._in_flight[index:]
         lost: dict[str, RunningRequest] = {}
