@@ -12,7 +12,7 @@ import pytest
 # reads this when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-import torch  # noqa: E402
+import torch
 
 # Triton reads this when it is imported, by whichever library: without a GPU its kernels run under its interpreter.
 if not torch.cuda.is_available():
