@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import perf_counter
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from octavo.server.access_log import CLIENT_GONE, endpoint_of, outcome_of
+from octavo.server.sent_response import SentResponse
 from octavo.server.tracing.call import CallTrace, current_call
 
 TRACE_HEADERS = (b"traceparent", b"tracestate")  # of W3C Trace Context
@@ -26,22 +26,11 @@ class Tracing:
             return
         call = CallTrace(scope["method"], scope["state"]["request_id"], _trace_headers(scope), perf_counter())
         current_call.set(call)  # not reset: a server runs each request in a task of its own
-        status, complete = 0, False
-
-        async def watched(message: Message) -> None:
-            nonlocal status, complete
-            await send(message)
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            elif not message.get("more_body", False):
-                complete = True
-
+        response = SentResponse(scope, send)
         try:
-            await self._app(scope, receive, watched)
+            await self._app(scope, receive, response)
         finally:
-            shown = status if complete else CLIENT_GONE
-            outcome = scope["state"].get("outcome") or outcome_of(shown)
-            call.end(perf_counter(), endpoint_of(scope), shown, outcome, complete=complete)
+            call.end(perf_counter(), response.endpoint, response.status, response.outcome, complete=response.complete)
             self._write(call)
 
 
