@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
-from operator import attrgetter
 
 import pytest
 import torch
@@ -17,14 +16,11 @@ from octavo.errors import InvalidRequest
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
 from octavo.step_batch import StorageKind
+from tests.engine.broken_steps import fail_once, run_through
 from tests.engine.tiny_engines import GREEDY_12, STORAGES, Driver, alone, prompt_of
 from tests.tiny_models import EOS_TOKEN_ID
 
 EOS_NOW = SamplingParams(max_tokens=12, logit_bias={EOS_TOKEN_ID: 1e4})
-
-
-class BrokenOff(BaseException):
-    """What a step is interrupted with here, as by Ctrl-C."""
 
 
 both_storages = pytest.mark.parametrize("storage", STORAGES, ids=lambda s: s.value)
@@ -142,23 +138,8 @@ def test_a_step_that_is_interrupted_loses_nothing(load, case, storage, failing, 
     prompts = {"a": prompt_of(40), "b": prompt_of(3), "c": prompt_of(9)}
     for request_id, prompt in prompts.items():
         driver.add(request_id, prompt)
-    owner_name, _, name = part.rpartition(".")
-    owner = attrgetter(owner_name)(driver.core)
-    original, calls = getattr(owner, name), iter(range(1000))
-
-    def once_failing(*args):
-        if next(calls) == failing:
-            raise BrokenOff
-        return original(*args)
-
-    monkeypatch.setattr(owner, name, once_failing)
-    failures = 0
-    while driver.core.has_work:
-        try:
-            driver.step()
-        except BrokenOff:
-            failures += 1
-    assert failures == 1
+    fail_once(monkeypatch, driver.core, part, failing, at_once=True)
+    assert run_through(driver) == 1
     for request_id, prompt in prompts.items():
         assert driver.outcomes[request_id].token_ids == alone(loaded, prompt).token_ids
     driver.assert_idle()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
-
 import pytest
 import torch
 
@@ -14,6 +12,7 @@ from octavo.engine.loaded_model import share_weights
 from octavo.llm import LLM
 from octavo.sampling_params import SamplingParams
 from octavo.step_batch import StorageKind
+from tests.engine.broken_steps import fail_once, run_through
 from tests.engine.tiny_engines import GREEDY_12, Driver, alone, prompt_of
 from tests.tiny_models import EOS_TOKEN_ID
 
@@ -22,10 +21,6 @@ WINDOWED = ["gemma3", "gemma3-window-5", "mistral-window-5", "mistral-window-16"
 CASES = ["llama", "llama-q4_0", *WINDOWED]
 UNTIL_END = SamplingParams(logit_bias={EOS_TOKEN_ID: 1e4})  # at once, and yet it claims the whole context
 HEAVY = SamplingParams(max_tokens=40, ignore_eos=True)
-
-
-class BrokenOff(BaseException):
-    """What a step fails with here."""
 
 
 def counted(driver, request_id, prompt, params=GREEDY_12):
@@ -111,24 +106,8 @@ def test_a_step_that_fails_after_a_ring_was_restored_is_made_up_for(load, case, 
     turns = {"again": prompt, "longer": (*prompt, *prompt_of(50, seed=3))}
     for request_id, each in turns.items():
         driver.add(request_id, each)
-    owner_name, _, name = part.rpartition(".")
-    owner = attrgetter(owner_name)(driver.core)
-    original, calls = getattr(owner, name), iter(range(1000))
-
-    def once_failing(*args):
-        found = original(*args)
-        if next(calls) == failing:
-            raise BrokenOff
-        return found
-
-    monkeypatch.setattr(owner, name, once_failing)
-    failures = 0
-    while driver.core.has_work:
-        try:
-            driver.step()
-        except BrokenOff:
-            failures += 1
-    assert failures == 1
+    fail_once(monkeypatch, driver.core, part, failing)
+    assert run_through(driver) == 1
     assert driver.core.pool.prefix.counters.hits >= 2
     for request_id, each in turns.items():
         assert driver.outcomes[request_id].token_ids == alone(loaded, each).token_ids

@@ -6,7 +6,6 @@ On a CPU nothing is gained by it, yet it computes the same there.
 from __future__ import annotations
 
 import random
-from operator import attrgetter
 
 import pytest
 
@@ -17,14 +16,11 @@ from octavo.grammar_spec import GrammarSpec
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
 from octavo.step_batch import StorageKind
+from tests.engine.broken_steps import BrokenOff, fail_once, run_through
 from tests.engine.tiny_engines import GREEDY_12, STORAGES, Driver, Outcome, alone, prompt_of
 
 SEEDED = SamplingParams(max_tokens=30, temperature=1.0, top_k=50, ignore_eos=True)
 GREEDY_30 = SamplingParams(max_tokens=30, ignore_eos=True)
-
-
-class BrokenOff(BaseException):
-    """As an interrupt."""
 
 
 class Stumble(Exception):
@@ -89,24 +85,8 @@ def test_wherever_a_step_fails_nothing_is_lost(load, storage, part, failing, fai
     prompts = {"a": prompt_of(20), "b": prompt_of(3), "c": prompt_of(9)}
     for name, prompt in prompts.items():
         driver.add(name, prompt)
-    owner_name, _, name = part.rpartition(".")
-    owner = attrgetter(owner_name)(driver.core)
-    original, calls = getattr(owner, name), iter(range(1000))
-
-    def once_failing(*args):
-        found = original(*args)
-        if next(calls) == failing:
-            raise failure
-        return found
-
-    monkeypatch.setattr(owner, name, once_failing)
-    broken = 0
-    while driver.core.has_work:
-        try:
-            driver.step()
-        except BrokenOff:
-            broken += 1
-    assert broken == (failure is BrokenOff) and launched
+    fail_once(monkeypatch, driver.core, part, failing, failure)
+    assert run_through(driver) == (failure is BrokenOff) and launched
     for name, prompt in prompts.items():
         assert_alone(loaded, driver, name, prompt, GREEDY_12)
     driver.assert_idle()
