@@ -25,6 +25,7 @@ COMMANDS = {
     "parity",
     "bench decode",
     "bench grammar",
+    "bench kernels",
     "bench serving",
     "bench overhead",
 }
