@@ -42,7 +42,7 @@ class OverheadProtocol:
     many_clients: int = 64
     step_ms: float = 5.0
     prompt_tokens: int = 64
-    max_tokens: int = 256
+    max_tokens: int = 512
     rounds: int = 5
     viewer: bool = False
 

@@ -237,7 +237,7 @@ def overhead(
     many_clients: Annotated[int, option("--many-clients", help="Streams at once that load the web process.")] = 64,
     step_ms: Annotated[float, option("--step-ms", help="Milliseconds that a step of the mock model takes.")] = 5,
     prompt_tokens: Annotated[int, option("--prompt-tokens", help="Length of a prompt.")] = 64,
-    max_tokens: Annotated[int, option("--max-tokens", help="Tokens of an answer.")] = 256,
+    max_tokens: Annotated[int, option("--max-tokens", help="Tokens of an answer.")] = 512,
     rounds: Annotated[int, option("--rounds", help="Times that everything is measured.")] = 5,
     viewer: Annotated[bool, option("--viewer", help="Measure also what one viewer of the live page costs.")] = False,
     as_json: flags.AsJson = False,
