@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import ssl
@@ -313,6 +314,9 @@ def test_the_command_serves_a_model_drains_and_ends_with_its_engine(model: Path)
         assert client.post("/v1/cache/reset").status_code == 200
         children = _children(server.process.pid)
         assert children
+        if sys.platform == "linux":  # the web process never pushes the engine off its core
+            assert os.sched_getscheduler(server.process.pid) == os.SCHED_BATCH
+            assert [os.sched_getscheduler(child) for child in children] == [os.SCHED_OTHER] * len(children)
         thread, lines = start_stream(server, 300, key=keys)
         server.process.terminate()
         assert server.ended(30) == 0
