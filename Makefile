@@ -12,10 +12,12 @@ SOAK_ARGS ?=
 
 # Nothing is written outside .venv and the user's cache directory.
 export PYTHON TORCH_INDEX MODEL PROMPT
-export PYTHONDONTWRITEBYTECODE := 1
 export HYPOTHESIS_STORAGE_DIRECTORY := .venv/cache/hypothesis
 export MYPY_CACHE_DIR := .venv/cache/mypy
 export RUFF_CACHE_DIR := .venv/cache/ruff
+
+# Bytecode lies below .venv too. Without it every process would compile torch's modules and ours anew: two seconds each.
+unexport PYTHONDONTWRITEBYTECODE
 
 PYTEST := .venv/bin/python -m pytest -o cache_dir=.venv/cache/pytest
 

@@ -75,10 +75,10 @@ def set_up(extras: tuple[str, ...]) -> None:
     ensure_room(SMALLEST_ENVIRONMENT if present is None else 0)
     make_environment(present, wanted)
     STAMP.unlink(missing_ok=True)  # what is interrupted from here on is not mistaken for complete
+    keep_bytecode_in_environment()  # first, so that pip compiles what it installs to where Python looks for it
     run_pip("install", "--quiet", "--upgrade", "-c", CONSTRAINTS, "pip")
     announce_download(wanted)
     install(present, wanted)
-    keep_bytecode_in_environment()
     STAMP.write_text(json.dumps(asdict(wanted)), encoding="utf-8")
 
 

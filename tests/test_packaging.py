@@ -158,6 +158,34 @@ def test_a_second_run_installs_nothing(script: ModuleType, recorded_pip: list[tu
     assert recorded_pip == []
 
 
+def test_pip_compiles_what_it_installs_to_where_python_looks_for_it(
+    script: ModuleType, clone: Path, recorded_pip: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = clone / ".venv" / "lib" / "python3.11" / "site-packages"
+    packages.mkdir(parents=True)
+    recorded, kept = script.run_pip, []
+
+    def run_pip(*arguments: str, shown: bool = False) -> str:
+        kept.append((packages / "octavo-pycache.pth").exists())
+        return str(recorded(*arguments, shown=shown))
+
+    monkeypatch.setattr(script, "run_pip", run_pip)
+    assert script.main([]) == 0
+    assert kept and all(kept)
+
+
+def test_every_target_lets_python_keep_its_bytecode(clone: Path) -> None:
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    makefile = (clone / "Makefile").read_text()
+    (clone / "Makefile").write_text(f'{makefile}\nshow:\n\t@echo "<$$PYTHONDONTWRITEBYTECODE>"\n')
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        ["make", "-s", "show"], cwd=clone, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "<>\n"
+
+
 def test_the_tested_versions_constrain_every_install(script: ModuleType, recorded_pip: list[tuple[str, ...]]) -> None:
     script.main(["dev"])
     for call in recorded_pip:
