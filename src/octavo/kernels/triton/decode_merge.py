@@ -53,6 +53,7 @@ def decode_merge(
         lse = tl.load(lse_ptr + rows, mask=there, other=float("-inf"))
         mask = there[:, None] & (d < DV)[None, :]
         part = tl.load(partial_ptr + rows[:, None] * DV + d[None, :], mask=mask, other=0.0)
+        part = tl.where(lse[:, None] == float("-inf"), 0.0, part)  # whatever it is: NaN times nothing is NaN
         higher = tl.maximum(top, tl.max(lse, 0))
         fade = tl.exp2(top - higher)
         weight = tl.exp2(lse - higher)
@@ -62,6 +63,6 @@ def decode_merge(
     norm = total
     if HAS_SINKS:
         norm += tl.exp2(sink - top)
-    share = tl.where(total == 0, 0.0, 1.0 / norm)
+    share = 1.0 / tl.where(norm == 0, 1.0, norm)
     out = out_ptr + ((q0 + t).to(tl.int64) * HQ + q_head) * DV + d
     tl.store(out, (acc * share).to(out_ptr.dtype.element_ty), mask=d < DV)

@@ -6,11 +6,12 @@ Knows the kernels and their work list; what a block table holds and which rows t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.kernels.triton.decode_merge import decode_merge
@@ -29,7 +30,7 @@ from octavo.kernels.triton.decode_tiles import DecodeTile, choose, exact_tile
 _CODECS = {"f32": 0, "f16": 0, "bf16": 0, "q8_0": 1, "q4_0": 2}
 _BITS = {"q8_0": 8, "q4_0": 4}
 _WORDS = 3  # from here on, codes are read as 32-bit words: see `words.py`
-_HOST_BUFFERS = 3
+_MOST_ITEMS = 65_535  # of one launch: CUDA's limit of a grid's second dimension
 
 # Softmax weights are rounded to the 16 bits of the values' dtype, unless a sequence sees fewer columns than this: then
 # they are multiplied in two halves. Above it the rounding of many weights averages out, to less than 5e-4 in a result
@@ -112,22 +113,25 @@ class Geometry:
 class PagedDecode:
     """The launches of one group of layers. Owned by one thread; `plan` for a step, then `run` for each layer."""
 
-    def __init__(self, spec: DecodeSpec, device: torch.device) -> None:
+    def __init__(self, spec: DecodeSpec, device: torch.device, send: Callable[[NDArray[np.int32]], Tensor]) -> None:
+        """`send` takes a step's values to the device, in stream order and without waiting; they are valid until the
+        next plan. Values of equal sizes should come to lie in the same place, if a graph reads them.
+        """
         refusal = spec.refusal()
         assert refusal is None, refusal
         self.spec = spec
-        self.plans_built = self.plans_reused = self.uploaded_bytes = 0
+        self.plans_built = self.plans_reused = 0
+        self._send = send
         self._device = device
         # Programmatic dependent launch: a kernel starts while the one before it ends, and waits where it must.
         cuda = device.type == "cuda" and torch.version.cuda is not None
         self._dependent = cuda and torch.cuda.get_device_capability(device) >= (9, 0)
         self._dim = max(spec.k_dim, spec.v_dim)
         self._step = torch.zeros(0, dtype=torch.int32, device=device)
-        self._host: list[Tensor] = []
-        self._turn = 0
         self._partial = torch.zeros(1, dtype=torch.float32, device=device)
         self._lse = torch.zeros(1, dtype=torch.float32, device=device)
         self._rows: DecodeRows | None = None
+        self._fixed = False
         self._work: WorkList | None = None
         self._tile = exact_tile(self._dim, spec.bits)
         self.geometry = Geometry(1, 0, 0, False, False, True, self._tile)
@@ -137,26 +141,31 @@ class PagedDecode:
         rows: DecodeRows,
         *,
         capacity: int | None = None,
+        fixed: bool = False,
         tile: DecodeTile | None = None,
         chunk: int | None = None,
         precise: bool | None = None,
     ) -> WorkList:
         """Cut a step's sequences into work and hand it to the device, in stream order and without waiting for it.
 
-        `capacity` pads the work list to what a captured graph launches. `tile`, `chunk` and `precise` replace what was
-        measured to be best. Buffers grow here alone; a graph that reads them must be captured again if they did.
+        `capacity` pads the work list to what a captured graph launches; with `fixed` it is the most that a load of this
+        kind may come to, and so stays as sequences grow. `tile`, `chunk` and `precise` replace what was measured to be
+        best. Buffers grow here alone; `fixture` tells whether a graph that reads them must be captured again.
         """
         spec = self.spec
         queries = int(rows.num_queries.max(initial=1))
         if spec.exact:
             rows, queries = one_row_each(rows, spec.window), 1
         chosen = tile is not None or chunk is not None
-        if not chosen and self._work is not None and self._continues(rows, capacity) and self._work.advance(rows):
+        continues = not chosen and self._work is not None and self._fixed == fixed and self._continues(rows, capacity)
+        if continues and self._work is not None and self._work.advance(rows):
             self.plans_reused += 1
         else:
-            best_tile, best_chunk = self._choose(rows)
+            best_tile, best_chunk, most = self._choose(rows)
             self._work = build_work_list(rows, chunk=chunk or best_chunk, exact=spec.exact, capacity=capacity)
-            self._tile = tile or best_tile
+            if fixed:
+                self._work = self._work.padded(self._fixed_capacity(self._work, most))
+            self._tile, self._fixed = tile or best_tile, fixed
             self.plans_built += 1
         self._rows, work = rows, self._work
         if precise is None:
@@ -166,6 +175,11 @@ class PagedDecode:
         )
         self._upload(work, queries)
         return work
+
+    @property
+    def fixture(self) -> tuple[Geometry, int, int, int]:
+        """All that a graph of `run` has in it: equal ones give the same launches with the same arguments."""
+        return self.geometry, self._step.data_ptr(), self._partial.data_ptr(), self._lse.data_ptr()
 
     def run(
         self, q: Tensor, k: StoredRows, v: StoredRows, table: Tensor, out: Tensor, sinks: Tensor | None = None
@@ -190,43 +204,45 @@ class PagedDecode:
             rows.data.view(torch.int32) if form >= _WORDS else rows.data
             for rows, form in zip((k, v), forms, strict=True)
         ]
-        decode_split[(spec.num_kv_heads, geometry.items, query_tiles)](
-            q,
-            out,
-            self._partial,
-            self._lse,
-            *codes,
-            k.data if k.scales is None else k.scales,
-            v.data if v.scales is None else v.scales,
-            table,
-            items,
-            gaps,
-            self._lse if sinks is None else sinks,
-            spec.scale * math.log2(math.e),
-            spec.window or 0,
-            k.data.shape[0] // spec.block_size,
-            q.stride(0),
-            HQ=spec.num_q_heads,
-            HKV=spec.num_kv_heads,
-            QUERIES=geometry.queries,
-            DK=spec.k_dim,
-            DV=spec.v_dim,
-            BLOCK_SIZE=spec.block_size,
-            BLOCK_M=tile_rows,
-            BLOCK_N=tile.block_n,
-            K_CODEC=forms[0],
-            V_CODEC=forms[1],
-            HAS_WINDOW=spec.window is not None,
-            HAS_GAPS=geometry.gaps,
-            HAS_SINKS=sinks is not None,
-            FAST=self._device.type == "cuda" and torch.version.cuda is not None,
-            PRECISE=geometry.precise,
-            DEPENDENT=dependent,
-            STAGES=tile.num_stages,
-            num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
-            **({"launch_pdl": True} if dependent else {}),
-        )
+        for first in range(0, geometry.items, _MOST_ITEMS):
+            count = min(_MOST_ITEMS, geometry.items - first)
+            decode_split[(spec.num_kv_heads, count, query_tiles)](
+                q,
+                out,
+                self._partial,
+                self._lse,
+                *codes,
+                k.data if k.scales is None else k.scales,
+                v.data if v.scales is None else v.scales,
+                table,
+                items[first * ITEM_FIELDS :],
+                gaps,
+                self._lse if sinks is None else sinks,
+                spec.scale * math.log2(math.e),
+                spec.window or 0,
+                k.data.shape[0] // spec.block_size,
+                q.stride(0),
+                HQ=spec.num_q_heads,
+                HKV=spec.num_kv_heads,
+                QUERIES=geometry.queries,
+                DK=spec.k_dim,
+                DV=spec.v_dim,
+                BLOCK_SIZE=spec.block_size,
+                BLOCK_M=tile_rows,
+                BLOCK_N=tile.block_n,
+                K_CODEC=forms[0],
+                V_CODEC=forms[1],
+                HAS_WINDOW=spec.window is not None,
+                HAS_GAPS=geometry.gaps,
+                HAS_SINKS=sinks is not None,
+                FAST=self._device.type == "cuda" and torch.version.cuda is not None,
+                PRECISE=geometry.precise,
+                DEPENDENT=dependent,
+                STAGES=tile.num_stages,
+                num_warps=tile.num_warps,
+                num_stages=tile.num_stages,
+                **({"launch_pdl": True} if dependent else {}),
+            )
         if geometry.merges:
             block_d, warps = (32, 1) if spec.v_dim <= 64 else (64, 2)
             decode_merge[(geometry.rows, spec.num_q_heads * geometry.queries, -(-spec.v_dim // block_d))](
@@ -246,10 +262,20 @@ class PagedDecode:
                 **({"launch_pdl": True} if dependent else {}),
             )
 
-    def _choose(self, rows: DecodeRows) -> tuple[DecodeTile, int]:
+    def _choose(self, rows: DecodeRows) -> tuple[DecodeTile, int, int]:
+        """Tile, chunk length, and most chunks."""
         if self.spec.exact:
-            return exact_tile(self._dim, self.spec.bits), EXACT_CHUNK
+            return exact_tile(self._dim, self.spec.bits), EXACT_CHUNK, 0
         return choose(self._dim, self.spec.bits, self.spec.num_kv_heads, rows.lengths)
+
+    def _fixed_capacity(self, work: WorkList, most: int) -> int:
+        """Items to launch for a work list of at most `most` chunks, whatever lengths its sequences have."""
+        if self.spec.exact:
+            return 1 << (work.num_items - 1).bit_length()
+        if not work.num_slots:
+            return len(work.merges)
+        # Cuts lie at multiples of GRAIN, which may give a sequence one more, and those that see nothing have one too.
+        return most + len(work.merges)
 
     def _continues(self, rows: DecodeRows, capacity: int | None) -> bool:
         """Whether these are the sequences of the last plan, in the same launch geometry."""
@@ -274,18 +300,9 @@ class PagedDecode:
         return bool(((lengths > 0) & (lengths < least + queries)).any())
 
     def _upload(self, work: WorkList, queries: int) -> None:
-        values = np.concatenate((work.items.ravel(), work.merges.ravel(), work.gaps.ravel()))
-        if len(values) > len(self._step):
-            self._step = torch.zeros(len(values), dtype=torch.int32, device=self._device)
-            pinned = self._device.type == "cuda"
-            self._host = [torch.zeros(len(values), dtype=torch.int32, pin_memory=pinned) for _ in range(_HOST_BUFFERS)]
-        # A buffer's last copy is two steps old; lookahead is never further ahead of the device than that.
-        host = self._host[self._turn]
-        self._turn = (self._turn + 1) % _HOST_BUFFERS
-        host[: len(values)] = torch.from_numpy(values)
-        self._step[: len(values)].copy_(host[: len(values)], non_blocking=True)
-        self.uploaded_bytes += values.nbytes
-        partials = work.num_slots * queries * self.spec.num_q_heads
+        self._step = self._send(np.concatenate((work.items.ravel(), work.merges.ravel(), work.gaps.ravel())))
+        slots = len(work.items) if self._fixed and work.num_slots else work.num_slots
+        partials = slots * queries * self.spec.num_q_heads
         if partials > len(self._lse):
             self._lse = torch.empty(partials, dtype=torch.float32, device=self._device)
             self._partial = torch.empty(partials * self.spec.v_dim, dtype=torch.float32, device=self._device)
