@@ -18,6 +18,7 @@ from octavo.server.protocol.fields import RequestModel
 from octavo.server.protocol.message_requests import UNSUPPORTED_IN_MESSAGES, CountTokensRequest, MessageRequest
 from octavo.server.protocol.parsing import Unsupported, parse
 from octavo.server.protocol.responses import UNSUPPORTED_IN_RESPONSES, ResponseRequest
+from octavo.server.protocol.sampling import OTHER_SERVERS_FIELDS
 from octavo.server.protocol.tokens import DetokenizeRequest, TokenizeChat, TokenizeText
 from octavo.server.settings import ServerSettings
 from scripts.reference.field_values import FieldValues
@@ -29,8 +30,7 @@ HONOURED, WITHOUT_EFFECT, SOME_VALUES, REFUSED = "honoured", "taken, without eff
 @dataclass(frozen=True)
 class Endpoint:
     """A route's request. `own` fields are none of the client library's; `without_effect` are honest about nothing
-    following from them; `unknown` are the library's that no model here declares, and so are refused as unknown.
-    `narrow` says of fields with types of their own which of the library's values these leave out.
+    following from them; `narrow` says of fields with types of their own which of the library's values these leave out.
     """
 
     route: str
@@ -39,15 +39,13 @@ class Endpoint:
     unsupported: Mapping[str, Unsupported] = field(default_factory=dict)
     own: frozenset[str] = frozenset()
     without_effect: frozenset[str] = frozenset()
-    unknown: frozenset[str] = frozenset()
     narrow: Mapping[str, str] = field(default_factory=dict)
 
     def rows(self) -> list[tuple[str, str, str, str]]:
         """(field, values, status, remark) of every field, in the order of the model, then those it does not declare."""
         values = FieldValues(self.model)
         rows = [self._row(name, values.of(name)) for name in self.model.model_fields]
-        rows += [self._row(name, self._harmless(name)) for name in self._undeclared]
-        return rows + [(name, "", REFUSED, f"`{name}` is not a field of this request") for name in sorted(self.unknown)]
+        return rows + [self._row(name, self._harmless(name)) for name in self._undeclared]
 
     @property
     def _undeclared(self) -> list[str]:
@@ -99,7 +97,7 @@ class Endpoint:
 
 _SAMPLING_OWN = frozenset(
     ("cache_salt", "choice", "grammar", "ignore_eos", "min_p", "priority", "regex", "repetition_penalty")
-) | {"skip_special_tokens", "stop_token_ids", "top_k"}
+) | {"skip_special_tokens", "stop_token_ids", "top_k", *OTHER_SERVERS_FIELDS}
 _TEMPLATE = frozenset(("chat_template_kwargs",))
 _LABELS = frozenset(("user", "metadata"))
 _CACHE_LABELS = frozenset(("safety_identifier", "prompt_cache_key"))
@@ -116,7 +114,6 @@ ENDPOINTS = (
         unsupported=UNSUPPORTED_IN_CHAT,
         own=_SAMPLING_OWN | _TEMPLATE | {"add_generation_prompt", "continue_final_message"},
         without_effect=_LABELS | _CACHE_LABELS,
-        unknown=frozenset(("moderation", "prompt_cache_options")),
         narrow=_NARROW_STREAM,
     ),
     Endpoint(
@@ -153,7 +150,6 @@ ENDPOINTS = (
         UNSUPPORTED_IN_MESSAGES,
         own=_TEMPLATE | {"min_p", "seed", "priority", "cache_salt"},
         without_effect=frozenset(("metadata", "service_tier", "cache_control")),
-        unknown=frozenset(("workspace_id",)),
         narrow=_NARROW_MESSAGES,
     ),
     Endpoint(
@@ -163,7 +159,6 @@ ENDPOINTS = (
         UNSUPPORTED_IN_MESSAGES,
         own=_TEMPLATE,
         without_effect=frozenset(("cache_control",)),
-        unknown=frozenset(("workspace_id",)),
         narrow=_NARROW_MESSAGES,
     ),
     Endpoint("POST /tokenize, of a text", TokenizeText, narrow={"messages": "of a conversation, see below"}),

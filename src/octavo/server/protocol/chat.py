@@ -21,12 +21,14 @@ UNSUPPORTED_IN_CHAT = UNSUPPORTED_SAMPLING | {
     "function_call": Unsupported("it is the old name of tool_choice; send tool_choice", "none", "auto"),
     "modalities": Unsupported("answers are text only; leave it out", ["text"]),
     "audio": Unsupported("answers are text only; leave it out"),
+    "moderation": Unsupported("nothing is moderated here; leave it out"),
     "prediction": Unsupported("predicted output cannot be used; leave it out"),
     "reasoning_effort": Unsupported(
         "a model's thinking is switched in its template; leave it out, or see chat_template_kwargs"
     ),
     "verbosity": Unsupported("ask for the length in a message, or set max_tokens; leave it out", "medium"),
     "web_search_options": Unsupported("this server searches nothing; leave it out"),
+    "prompt_cache_options": Unsupported("prefixes are cached by themselves; leave it out"),
     "prompt_cache_retention": Unsupported("prefixes are kept in memory only; leave it out", "in_memory", "in-memory"),
     "continue_final_message": Unsupported(
         "send the text to be continued as the prompt of /v1/completions; leave it out", False

@@ -37,6 +37,7 @@ UNSUPPORTED_IN_MESSAGES = {
     "output_format": Unsupported("it is the old name of output_config.format; send that"),
     "speed": Unsupported("there is one speed; leave it out", "standard"),
     "user_profile_id": Unsupported(_NONE),
+    "workspace_id": Unsupported(_NONE),
 }
 
 StopSequence = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_LENGTH)]

@@ -53,6 +53,21 @@ UNSUPPORTED_SAMPLING = {
     "service_tier": Unsupported("there is one tier; leave it out, or send auto", "auto", "default"),
     "store": Unsupported("answers are not kept; leave it out, or send false", False),
 }
+# What clients written for other servers send, with what does the same here.
+OTHER_SERVERS_FIELDS = {
+    "guided_choice": Unsupported("send choice"),
+    "guided_grammar": Unsupported("send grammar"),
+    "guided_json": Unsupported("send response_format of type json_schema"),
+    "guided_regex": Unsupported("send regex"),
+    "include_stop_str_in_output": Unsupported("stop strings are never shown; leave it out, or send false", False),
+    "length_penalty": Unsupported("there is no beam search; leave it out", 1.0, 1),
+    "min_tokens": Unsupported("bound the answer with regex, or send ignore_eos", 0),
+    "n_predict": Unsupported("send max_tokens"),
+    "repeat_penalty": Unsupported("send repetition_penalty"),
+    "structured_outputs": Unsupported("send response_format, regex, choice or grammar"),
+    "use_beam_search": Unsupported("there is no beam search; leave it out, or send false", False),
+}
+UNSUPPORTED_SAMPLING |= OTHER_SERVERS_FIELDS
 
 
 # For the JSON schema, what `check_stream_options` refuses.
