@@ -12,7 +12,7 @@ from octavo.step_batch import StorageKind
 from octavo.storage import kv_cache
 from octavo.storage.codecs import CODECS
 from octavo.storage.eager_attention import EagerAttention
-from octavo.storage.fused_attention import DeviceTables, FusedAttention
+from octavo.storage.fused_attention import FusedAttention
 from octavo.storage.route import Route
 from tests.schedules import HandScheduler, random_shares
 from tests.storage.shifted_sequence import Bookkeeping
@@ -37,9 +37,9 @@ def choose(monkeypatch):
     """choose(fused) decides how the next caches attend."""
 
     def decide(fused):
-        def attention(spec, store, block_size, device, switches):
+        def attention(spec, store, block_size, device, switches, staging):
             if fused:
-                return FusedAttention(spec, store, block_size, device)
+                return FusedAttention(spec, store, block_size, device, staging)
             return EagerAttention(spec, block_size, device, "asked for by a test")
 
         monkeypatch.setattr(kv_cache, "_group_attention", attention)
@@ -111,25 +111,10 @@ def test_a_step_uploads_the_ids_that_are_new_and_no_others(choose):
     uploaded = []
     for count in (31, 1, 1, 1):
         scheduler.cache.plan(scheduler.batch([(1, [0] * count)]))
-        uploaded.append(tables.uploaded_bytes)
-    assert uploaded[0] == 0 < uploaded[1] <= 2 * 16  # the blocks so far, once a row is fused
-    assert uploaded[2] == uploaded[1] + 16  # one more
+        uploaded.append(tables.uploaded_ids)
+    assert uploaded[0] == 0 < uploaded[1] <= 2  # the blocks so far, once a row is fused
+    assert uploaded[2] == uploaded[1] + 1
     assert uploaded[3] == uploaded[2]
-
-
-def test_a_new_tenants_ids_replace_the_old_ones():
-    tables = DeviceTables(CPU)
-
-    class Table:
-        def __init__(self, ids):
-            self.ids = torch.tensor(ids).numpy()
-
-        def columns(self, group):
-            return self.ids
-
-    assert tables.update([1], [Table([4, 5, 0])], 0, 2).tolist() == [3]
-    tables.update([1, 0], [Table([7, 5, 2]), Table([1, 0, 0])], 0, 2)
-    assert tables.device_ids.tolist() == [1, 0, 0, 7, 5, 2]
 
 
 @pytest.mark.parametrize(

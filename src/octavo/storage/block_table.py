@@ -29,6 +29,7 @@ class BlockTable:
         self.block_size = block_size
         self.generation: int | None = None
         self.keep = self.rope_offset = self.skip = 0
+        self.num_changes = 0  # ever, of any group's ids
         self._kept_blocks = self._removed_blocks = 0
 
     def update(self, row: StepRow) -> None:
@@ -66,6 +67,12 @@ class BlockTable:
         rows: NDArray[np.int64] = self._ids[group, position // self.block_size] * self.block_size
         return rows + position % self.block_size
 
+    def stored_row(self, group: int, position: int) -> int:
+        """`slot_mapping` of one position."""
+        column = position + (self.skip if position >= self.keep else 0)
+        block, row = divmod(column, self.block_size)
+        return int(self._ids[group, block]) * self.block_size + row
+
     def _place(self, keep: int, rope_offset: int) -> None:
         size = self.block_size
         self.keep, self.rope_offset = keep, rope_offset
@@ -77,11 +84,13 @@ class BlockTable:
         """Close the gap that a context shift has left."""
         before = self._removed_blocks
         self._place(keep, rope_offset)
+        self.num_changes += 1
         live = self._ids[:, self._kept_blocks + self._removed_blocks - before :].copy()
         self._ids[:, self._kept_blocks : self._kept_blocks + live.shape[1]] = live
 
     def _set(self, group: int, first: int, ids: Sequence[int]) -> None:
         """Blocks from the sequence's `first` on. Those that have no column are left out."""
+        self.num_changes += 1
         if not self._removed_blocks:
             self._ids[group, first : first + len(ids)] = ids
             return

@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.cache.spec import LayerSpec
+from octavo.kernels.step_staging import StepStaging
 from octavo.step_batch import StepBatch, StepRow, StorageKind
 from octavo.storage.block_table import BlockTable
 from octavo.storage.codecs import Codec
+from octavo.storage.device_tables import DeviceTables
 from octavo.storage.eager_attention import EagerAttention
 from octavo.storage.layer_store import LayerStore
 from octavo.storage.plan import GroupPlan
@@ -45,13 +47,21 @@ class FusedPlan:
 class FusedAttention:
     """Serves what `refusal` lets through."""
 
-    def __init__(self, spec: LayerSpec, store: LayerStore, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self, spec: LayerSpec, store: LayerStore, block_size: int, device: torch.device, staging: StepStaging
+    ) -> None:
+        """`staging` takes a step's values to the device: what `plan` puts there is sent before any layer computes, and
+        `apply` is called between the two. The last block of `store` is no sequence's where steps are padded.
+        """
         from octavo.kernels.triton.paged_decode import PagedDecode
 
         self._spec = spec
         self._device = device
         self._eager = EagerAttention(spec, block_size, device, "more than one token")
-        self._decode = PagedDecode(_decode_spec(spec, store.codecs, block_size), device)
+        self._decode = PagedDecode(_decode_spec(spec, store.codecs, block_size), device, staging)
+        self._staging = staging
+        self._block_size = block_size
+        self._spare_row = len(next(iter(store.blocks.k.planes().values()))) - block_size
         self._tables = DeviceTables(device)
 
     @staticmethod
@@ -81,20 +91,38 @@ class FusedAttention:
         rest = self._eager.plan(StepBatch(tuple(others)), group, tables) if others else None
         rest_routes = iter(self._eager.routes(rest)) if rest is not None else iter(())
         routes = tuple((Route.FUSED_DECODE, "one token") if single else next(rest_routes) for single in is_fused)
-        rows = None
-        if fused:
-            self._plan_decode(fused, tokens, group, tables)
-            mapping = [tables[row.slot].slot_mapping(group, row.rope_start, row.rope_stop) for row in fused]
-            rows = self._upload(np.concatenate(mapping))
+        rows = self._plan_decode(fused, tokens, group, tables) if fused else None
         mixed = fused and others
         return FusedPlan(
             q0,
             rows,
-            self._upload(np.array(tokens)) if mixed else None,
+            self._staging.put(np.array(tokens)) if mixed else None,
             rest,
-            self._upload(np.array(other_tokens)) if mixed else None,
+            self._staging.put(np.array(other_tokens)) if mixed else None,
             routes,
         )
+
+    def plan_padded(self, batch: StepBatch, group: int, tables: list[BlockTable], num_rows: int) -> FusedPlan:
+        """`plan` for single tokens of paged rows, and as many of nothing after them as make `num_rows`.
+
+        What is launched depends on their number and on little else: see `fixture`.
+        """
+        rows = list(batch.rows)
+        stored = self._plan_decode(rows, list(range(len(rows))), group, tables, num_rows - len(rows), fixed=True)
+        return FusedPlan(num_rows, stored, None, None, None, ((Route.FUSED_DECODE, "one token"),) * len(rows))
+
+    def stage(self) -> None:
+        """Put the rest of what a step needs, whose size says nothing of its launches, among what is sent."""
+        self._tables.stage(self._staging)
+
+    def apply(self) -> None:
+        """After everything was sent."""
+        self._tables.apply()
+
+    @property
+    def fixture(self) -> tuple[object, ...]:
+        """What a captured graph of the planned step has in it: equal ones give the same launches."""
+        return *self._decode.fixture, self._tables.device_ids.data_ptr()
 
     def routes(self, plan: FusedPlan) -> tuple[tuple[Route, str], ...]:
         return plan.routes
@@ -118,69 +146,49 @@ class FusedAttention:
             out.index_copy_(0, picked, self._eager.compute(plan.others, store, q[picked], k[picked], v[picked]))
         return out
 
-    def _plan_decode(self, rows: list[StepRow], tokens: list[int], group: int, tables: list[BlockTable]) -> None:
+    def _plan_decode(
+        self,
+        rows: list[StepRow],
+        tokens: list[int],
+        group: int,
+        tables: list[BlockTable],
+        padding: int = 0,
+        *,
+        fixed: bool = False,
+    ) -> Tensor:
+        """Plan single tokens at the places `tokens` of the step; returns the stored row of each.
+
+        `padding` more see nothing, and are stored where nobody looks.
+        """
         from octavo.kernels.triton.decode_plan import DecodeRows, first_visible
 
-        begins = self._tables.update([row.slot for row in rows], [tables[row.slot] for row in rows], group, len(tables))
-        keep = np.array([tables[row.slot].keep for row in rows])
-        skip = np.array([tables[row.slot].skip for row in rows])
-        stop = np.array([row.rope_stop for row in rows])
-        columns = stop + np.where(stop > keep, skip, 0)
-        shifted = bool(skip.any())
-        gap = {"keep": keep, "skip": skip} if shifted else {}
+        theirs = [tables[row.slot] for row in rows]
+        begins = self._tables.update([row.slot for row in rows], theirs, group, len(tables))
+        stop = _padded([row.rope_stop for row in rows], padding)
+        keep = skip = None
+        columns = stop
+        if any(table.skip for table in theirs):
+            keep, skip = (_padded(values, padding) for values in ([t.keep for t in theirs], [t.skip for t in theirs]))
+            columns = stop + np.where(stop > keep, skip, 0)
         self._decode.plan(
             DecodeRows(
-                first_query=np.array(tokens),
-                num_queries=np.ones(len(rows), dtype=np.int64),
-                first_column=first_visible(columns, self._spec.window, gap.get("keep"), gap.get("skip")),
+                first_query=np.array([*tokens, *range(len(tokens), len(tokens) + padding)]),
+                num_queries=_padded([1] * len(rows), padding),
+                first_column=first_visible(columns, self._spec.window, keep, skip),
                 columns=columns,
-                table_begin=begins,
-                **gap,
-            )
+                table_begin=np.concatenate((begins, np.zeros(padding, dtype=np.int64))),
+                keep=keep,
+                skip=skip,
+            ),
+            fixed=fixed,
         )
-
-    def _upload(self, values: NDArray[np.int64]) -> Tensor:
-        host = torch.from_numpy(values)
-        if self._device.type != "cuda":
-            return host.to(self._device)
-        return host.pin_memory().to(self._device, non_blocking=True)
+        stored = [table.stored_row(group, row.rope_start) for row, table in zip(rows, theirs, strict=True)]
+        spare = [self._spare_row + i % self._block_size for i in range(padding)]
+        return self._staging.put(np.array(stored + spare, dtype=np.int64))
 
 
-class DeviceTables:
-    """Block ids of all slots of one group in one flat int32 tensor, in which every slot owns a fixed span.
-
-    Only ids that changed are uploaded, in stream order; `uploaded_bytes` counts them with their places.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._span = 0
-        self._ids: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
-        self.device_ids = torch.zeros(0, dtype=torch.int32, device=device)
-        self.uploaded_bytes = 0
-
-    def update(self, slots: list[int], tables: list[BlockTable], group: int, num_slots: int) -> NDArray[np.int64]:
-        """Take over the tables of `slots`; returns where each begins."""
-        columns = [table.columns(group) for table in tables]
-        if len(self._ids) != num_slots * len(columns[0]):
-            self._span = len(columns[0])
-            self._ids = np.zeros(num_slots * self._span, dtype=np.int32)
-            self.device_ids = torch.zeros(num_slots * self._span, dtype=torch.int32, device=self._device)
-        changed = []
-        for slot, ids in zip(slots, columns, strict=True):
-            begin = slot * self._span
-            places = np.flatnonzero(self._ids[begin : begin + self._span] != ids)
-            self._ids[begin + places] = ids[places]
-            changed.append(begin + places)
-        places = np.concatenate(changed)
-        if len(places):
-            update = torch.from_numpy(np.stack((places, self._ids[places].astype(np.int64))))
-            if self._device.type == "cuda":
-                update = update.pin_memory()
-            placed = update.to(self._device, non_blocking=True)
-            self.device_ids.index_copy_(0, placed[0], placed[1].int())
-            self.uploaded_bytes += update.nbytes
-        return np.array(slots) * self._span
+def _padded(values: list[int], count: int) -> NDArray[np.int64]:
+    return np.array(values + [0] * count, dtype=np.int64)
 
 
 def _decode_spec(spec: LayerSpec, codecs: tuple[Codec, Codec], block_size: int) -> DecodeSpec:

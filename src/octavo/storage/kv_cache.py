@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.cache.refusals import InvalidArgument
 from octavo.cache.sequence import SequenceState
 from octavo.cache.spec import CacheGroup, LayerSpec
 from octavo.errors import EngineFault, InvalidRequest
+from octavo.kernels.step_staging import StepStaging
 from octavo.step_batch import BlockCopy, StepBatch, StepRow
 from octavo.storage.block_table import BlockTable
 from octavo.storage.codecs import Codec
@@ -44,6 +47,16 @@ class GroupAttention(Protocol):
         ...
 
     def compute(self, plan: Any, store: LayerStore, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedPlan:
+    """`values` are on the device what was given to go along. Steps of equal `fixture` give the same launches with the
+    same arguments, so that a captured one serves them all; None for a step that shares its launches with no other.
+    """
+
+    values: tuple[Tensor, ...]
+    fixture: tuple[object, ...] | None
 
 
 class KVCache:
@@ -78,15 +91,18 @@ class KVCache:
         self._group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
         self._layers: dict[int, LayerStore] = {}
         self._attention: list[GroupAttention] = []
+        self.staging = StepStaging(device)
         for g, group in enumerate(groups):
             assert group.spec.kind in ("full", "sliding"), f"no route for {group.spec}"
             window = group.spec.window
+            rows = (num_blocks[g] + spare_blocks(device)) * block_size
             for layer in group.layers:
-                blocks = KVRows.allocate(group.spec, num_blocks[g] * block_size, *codecs, device)
+                blocks = KVRows.allocate(group.spec, rows, *codecs, device)
                 ring = KVRows.allocate(group.spec, max_seqs * window, *codecs, device) if window and rings else None
                 self._layers[layer] = LayerStore(blocks, ring, codecs)
             store = self._layers[group.layers[0]]
-            self._attention.append(_group_attention(group.spec, store, block_size, device, switches))
+            self._attention.append(_group_attention(group.spec, store, block_size, device, switches, self.staging))
+        self._fused = [attention for attention in self._attention if isinstance(attention, FusedAttention)]
         self._without_sinks = {layer for group in groups if group.spec.sink_logits for layer in group.layers}
         self._rings = {
             layer: (window, ring)
@@ -131,6 +147,43 @@ class KVCache:
         are rotated back first. Raises `EngineFault` while a layer lacks its sink logits or a shifted row its rotation,
         `InvalidRequest` or `InvalidArgument` for a shift that cannot be; then nothing has changed.
         """
+        self._prepare(batch)
+        self.staging.begin()
+        self._plans = [attention.plan(batch, g, self._tables) for g, attention in enumerate(self._attention)]
+        self._send()
+
+    @property
+    def padding_refusal(self) -> str | None:
+        """Why steps of single tokens cannot be padded; None if `plan_padded` serves them."""
+        return None if len(self._fused) == len(self._attention) else "not all layers have a fused kernel"
+
+    def plan_padded(self, batch: StepBatch, num_rows: int, beside: Sequence[NDArray[np.int64]]) -> PaddedPlan:
+        """`plan` for single tokens of paged rows, padded to `num_rows`: token i of the step is row i's.
+
+        `beside` goes to the device with the plan, in one copy. Raises as `plan` does.
+        """
+        self._prepare(batch)
+        self.staging.begin()
+        values = tuple([self.staging.put(each) for each in beside])
+        self._plans = [fused.plan_padded(batch, g, self._tables, num_rows) for g, fused in enumerate(self._fused)]
+        spilled = self.staging.spilled
+        self._send()
+        fixture = (num_rows, *(each.data_ptr() for each in values), *(fused.fixture for fused in self._fused))
+        return PaddedPlan(values, None if spilled else fixture)
+
+    def _send(self) -> None:
+        """Have the device take over what was planned, and count its routes."""
+        for fused in self._fused:
+            fused.stage()
+        self.staging.send()
+        for fused in self._fused:
+            fused.apply()
+        for attention, plan in zip(self._attention, self._plans, strict=True):
+            for route, reason in attention.routes(plan):
+                self.routes.add(route, reason)
+
+    def _prepare(self, batch: StepBatch) -> None:
+        """What comes before a step is planned, whatever its routes. Raises as `plan` does."""
         if self._without_sinks:
             raise EngineFault(f"layer {min(self._without_sinks)} has no sink logits yet; call set_sinks before a step")
         rises = self._rises(batch)
@@ -147,10 +200,6 @@ class KVCache:
         for row, copies in owned:
             self._copied[row.slot] = (row.generation, self._made_copies(row) | {copy.serial for copy in copies})
         self._undo.follow(batch)
-        self._plans = [attention.plan(batch, g, self._tables) for g, attention in enumerate(self._attention)]
-        for attention, plan in zip(self._attention, self._plans, strict=True):
-            for route, reason in attention.routes(plan):
-                self.routes.add(route, reason)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store k and v, then attend causally, each row within its own sequence.
@@ -316,8 +365,18 @@ def _copies_by_row(batch: StepBatch) -> list[tuple[StepRow, list[BlockCopy]]]:
     return list(copies.values())
 
 
+def spare_blocks(device: torch.device) -> int:
+    """Blocks of each group that are no sequence's: where padded steps store what nobody reads."""
+    return 1 if device.type == "cuda" else 0
+
+
 def _group_attention(
-    spec: LayerSpec, store: LayerStore, block_size: int, device: torch.device, switches: RouteSwitches
+    spec: LayerSpec,
+    store: LayerStore,
+    block_size: int,
+    device: torch.device,
+    switches: RouteSwitches,
+    staging: StepStaging,
 ) -> GroupAttention:
     refusal = CompiledAttention.refusal(spec, store, device)
     if refusal is None:
@@ -325,5 +384,5 @@ def _group_attention(
     if device.type == "cuda":
         refusal = switches.refusal(FusedAttention.refusal(spec, store.codecs, block_size, device))
         if refusal is None:
-            return FusedAttention(spec, store, block_size, device)
+            return FusedAttention(spec, store, block_size, device, staging)
     return EagerAttention(spec, block_size, device, switches.refusal(refusal) or refusal)

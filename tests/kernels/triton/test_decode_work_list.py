@@ -61,7 +61,7 @@ def test_chunks_stay_within_the_budget_of_items(columns, budget):
 
 def test_short_sequences_beside_a_long_one_cost_no_dead_items():
     lengths = np.array([4096] + [256] * 7)
-    _, chunk = choose(128, 16, 8, lengths)
+    _, chunk, _ = choose(128, 16, 8, lengths)
     work = build_work_list(rows_of(lengths), chunk=chunk, exact=False)
     assert (work.items[:, 3] > work.items[:, 2]).all()
     assert (work.items[:, 3] - work.items[:, 2]).max() <= 256

@@ -5,7 +5,7 @@ A column is a position in a sequence's block table: block `column // block_size`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +68,13 @@ class WorkList:
     @property
     def num_items(self) -> int:
         return int(self.first_items[-1])
+
+    def padded(self, capacity: int) -> WorkList:
+        """The same work in a list of `capacity` items, for a launch geometry that stays; it must hold them."""
+        assert self.num_items <= capacity, f"{self.num_items} items in a work list for {capacity}"
+        items = np.zeros((capacity, ITEM_FIELDS), dtype=np.int32)
+        items[: self.num_items] = self.items[: self.num_items]
+        return replace(self, items=items)
 
     def advance(self, rows: DecodeRows) -> bool:
         """Take over new bounds of the same sequences, cut as before; False, with nothing changed, if they must be cut

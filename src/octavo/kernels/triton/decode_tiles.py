@@ -76,16 +76,19 @@ def exact_tile(dim: int, bits: int) -> DecodeTile:
     return _settings(dim, bits).usual.tile
 
 
-def choose(dim: int, bits: int, num_kv_heads: int, lengths: NDArray[np.int64]) -> tuple[DecodeTile, int]:
-    """Tile and chunk length for sequences that see `lengths` columns, stored in `bits` per element."""
+def choose(dim: int, bits: int, num_kv_heads: int, lengths: NDArray[np.int64]) -> tuple[DecodeTile, int, int]:
+    """Tile, chunk length and most chunks for sequences that see `lengths` columns, stored in `bits` per element.
+
+    How many chunks there may be depends on the number of sequences and the kind of load, and not on their lengths.
+    """
     settings = _settings(dim, bits)
     seen = lengths[lengths > 0]
     if not len(seen):
-        return settings.usual.tile, LEAST_CHUNK
+        return settings.usual.tile, LEAST_CHUNK, 0
     least, total = len(seen) * num_kv_heads, int(seen.sum())
     even = int(seen.max()) * len(seen) * 2 <= total * 3
     if settings.full is not None and even and settings.full_from <= least <= settings.full_to:
-        return settings.full, int(seen.max())
+        return settings.full, int(seen.max()), len(seen)
     setting = settings.usual
     if settings.long is not None and total * num_kv_heads >= settings.long_from:
         setting = settings.long
@@ -94,7 +97,8 @@ def choose(dim: int, bits: int, num_kv_heads: int, lengths: NDArray[np.int64]) -
     programs = setting.programs if even else setting.ragged
     if not even and least * 2 > programs:
         programs = least * _RAGGED_CUTS
-    return setting.tile, chunk_length(seen, max(1, programs // num_kv_heads), LEAST_CHUNK)
+    most = max(len(seen), programs // num_kv_heads)
+    return setting.tile, chunk_length(seen, most, LEAST_CHUNK), most
 
 
 def _settings(dim: int, bits: int) -> HeadSettings:

@@ -6,14 +6,14 @@ Knows the kernels and their work list; what a block table holds and which rows t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from octavo.kernels.step_staging import StepStaging
 from octavo.kernels.triton.decode_merge import decode_merge
 from octavo.kernels.triton.decode_plan import (
     EXACT_CHUNK,
@@ -113,15 +113,13 @@ class Geometry:
 class PagedDecode:
     """The launches of one group of layers. Owned by one thread; `plan` for a step, then `run` for each layer."""
 
-    def __init__(self, spec: DecodeSpec, device: torch.device, send: Callable[[NDArray[np.int32]], Tensor]) -> None:
-        """`send` takes a step's values to the device, in stream order and without waiting; they are valid until the
-        next plan. Values of equal sizes should come to lie in the same place, if a graph reads them.
-        """
+    def __init__(self, spec: DecodeSpec, device: torch.device, staging: StepStaging | None = None) -> None:
+        """`staging` is what the caller sends between `plan` and `run`; without one, `plan` sends its own."""
         refusal = spec.refusal()
         assert refusal is None, refusal
         self.spec = spec
         self.plans_built = self.plans_reused = 0
-        self._send = send
+        self._shared, self._staging = staging, staging or StepStaging(device)
         self._device = device
         # Programmatic dependent launch: a kernel starts while the one before it ends, and waits where it must.
         cuda = device.type == "cuda" and torch.version.cuda is not None
@@ -300,7 +298,12 @@ class PagedDecode:
         return bool(((lengths > 0) & (lengths < least + queries)).any())
 
     def _upload(self, work: WorkList, queries: int) -> None:
-        self._step = self._send(np.concatenate((work.items.ravel(), work.merges.ravel(), work.gaps.ravel())))
+        values = np.concatenate((work.items.ravel(), work.merges.ravel(), work.gaps.ravel()))
+        if self._shared is None:
+            self._staging.begin()
+        self._step = self._staging.put(values)
+        if self._shared is None:
+            self._staging.send()
         slots = len(work.items) if self._fixed and work.num_slots else work.num_slots
         partials = slots * queries * self.spec.num_q_heads
         if partials > len(self._lse):
