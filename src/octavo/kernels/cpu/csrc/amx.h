@@ -26,83 +26,109 @@ static int amx_allowed(void) {
     return amx_state == 1;
 }
 
-// For groups of `group` columns.
-static void amx_configure(int group) {
+// For groups of `group` columns of `rows` rows of x.
+static void amx_configure(int rows, int group) {
     struct {
         uint8_t palette, start, reserved[14];
         uint16_t bytes[16];
         uint8_t rows[16];
     } config = {.palette = 1};
-    for (int t = 0; t < 4; t++) config.rows[t] = BLOCK_ROWS, config.bytes[t] = 64;   // sums
-    for (int t = 4; t < 6; t++) config.rows[t] = BLOCK_ROWS, config.bytes[t] = group; // x
-    for (int t = 6; t < 8; t++) config.rows[t] = group / 4, config.bytes[t] = 64;    // codes
+    for (int t = 0; t < 4; t++) config.rows[t] = (uint8_t)rows, config.bytes[t] = 64;             // sums
+    for (int t = 4; t < 6; t++) config.rows[t] = (uint8_t)rows, config.bytes[t] = (uint16_t)group; // x
+    for (int t = 6; t < 8; t++) config.rows[t] = (uint8_t)(group / 4), config.bytes[t] = 64;      // codes
     _tile_loadconfig(&config);
 }
 
-// The codes of one tile of W, one byte each: [spans][SPAN / 4][64].
-INLINE void unpack_tile(const uint8_t *w, int64_t spans, int bits, int group, int64_t bytes, uint8_t *out) {
-    for (int64_t s = 0; s < spans; s++, w += bytes, out += SPAN * LANES) {
-        if (bits == 8) {
-            memcpy(out, w, SPAN * LANES);
-            continue;
-        }
-        for (int g = 0; g < SPAN / group; g++)
-            for (int step = 0; step < group / 8; step++) {
-                vi first, second;
-                load_pair(w, bits, g * group / 8 + step, 0, &first, &second);
-                uint8_t *at = out + LANES * group * g + 64 * step;
-                *(vi_loose *)at = first;
-                *(vi_loose *)(at + 8 * group) = second;
-            }
+// The codes of group `g` of a record, one byte each: [group / 4][64].
+INLINE void unpack_group(const uint8_t *record, int bits, int group, int g, uint8_t *out) {
+#pragma GCC unroll 4
+    for (int step = 0; step < group / 8; step++) {
+        vi first, second;
+        load_pair(record, bits, g * group / 8 + step, 0, &first, &second);
+        *(vi *)(out + 64 * step) = first;
+        *(vi *)(out + 64 * step + 8 * group) = second;
     }
 }
 
-// Sums of one group in both planes -> sums[plane][row][lane]. `high`, `low`, `rows` and `tile` are tile registers.
-#define MULTIPLY_GROUP(high, low, rows, tile, x, codes, sums)                                                        \
+// Sums of one group in both planes, into tile registers `high` and `low`. `tile_x` and `tile_w` are others.
+#define MULTIPLY_GROUP(high, low, tile_x, tile_w, x, rows, codes)                                                    \
     do {                                                                                                            \
+        _tile_loadd(tile_w, codes, 64);                                                                             \
+        _tile_loadd(tile_x, x, SPAN);                                                                               \
         _tile_zero(high);                                                                                           \
+        _tile_dpbsud(high, tile_x, tile_w);                                                                         \
+        _tile_loadd(tile_x, x + (rows) * SPAN, SPAN);                                                               \
         _tile_zero(low);                                                                                            \
-        _tile_loadd(tile, codes, 64);                                                                               \
-        _tile_loadd(rows, x, SPAN);                                                                                 \
-        _tile_dpbsud(high, rows, tile);                                                                             \
-        _tile_loadd(rows, x + BLOCK_ROWS * SPAN, SPAN);                                                             \
-        _tile_dpbsud(low, rows, tile);                                                                              \
+        _tile_dpbsud(low, tile_x, tile_w);                                                                          \
+    } while (0)
+
+#define STORE_GROUP(high, low, sums)                                                                                 \
+    do {                                                                                                            \
         _tile_stored(high, sums[0], 64);                                                                            \
         _tile_stored(low, sums[1], 64);                                                                             \
     } while (0)
 
-typedef int32_t block_sums[2][BLOCK_ROWS][LANES];
+// Of both planes, of one group of a block's rows: [plane][row][lane].
+typedef int32_t group_sums[2][BLOCK_ROWS][LANES];
 
-// `multiply_tile` for a block of 16 rows. The sums are integers: they are the same however they are formed.
-INLINE void multiply_tile_amx(const uint8_t *codes, const uint8_t *scales, int64_t bytes, const uint8_t *x,
-                              int64_t spans, int group, int zero, int has_minimum, vf acc_out[BLOCK_ROWS]) {
+// `multiply_tile` for a block of `rows` rows, 8 or 16. The sums are integers: the same however they are formed.
+//
+// Codes of fewer than 8 bits are read from `codes` [columns / 4][64]; with `unpack` they are first put there.
+INLINE void multiply_tile_amx(const uint8_t *w, int64_t bytes, uint8_t *codes, int unpack, const uint8_t *x,
+                              int64_t spans, int rows, int bits, int group, int zero, int has_minimum,
+                              vf acc_out[BLOCK_ROWS]) {
     const int groups = SPAN / group;
-    block_sums sums[2] __attribute__((aligned(64)));
+    const int64_t count = spans * groups;
+    group_sums sums[2] __attribute__((aligned(64)));
+    int32_t zeros[BLOCK_ROWS] __attribute__((aligned(64)));
+    float scaled[BLOCK_ROWS] __attribute__((aligned(64)));
     vf acc[BLOCK_ROWS];
 #pragma GCC unroll 16
-    for (int r = 0; r < BLOCK_ROWS; r++) acc[r] = splat(0.0f);
-    // One group ahead, so that a group's products run while the sums of the one before are added.
-    MULTIPLY_GROUP(0, 1, 4, 6, x, codes, sums[0]);
-    for (int64_t i = 0; i < spans * groups; i++) {
-        const int g = (int)(i % groups);
-        if (i + 1 < spans * groups) {
-            const uint8_t *next_x = x + (i + 1) / groups * BLOCK_ROWS * BYTES_PER_SPAN + (i + 1) % groups * group;
-            const uint8_t *next_codes = codes + (i + 1) * group * LANES;
-            if (i % 2) MULTIPLY_GROUP(0, 1, 4, 6, next_x, next_codes, sums[0]);
-            else MULTIPLY_GROUP(2, 3, 5, 7, next_x, next_codes, sums[1]);
+    for (int r = 0; r < rows; r++) acc[r] = splat(0.0f);
+    // In turn i the codes of group i + 3 are unpacked, the sums of i + 1 stored, the products of i + 2 begun, and the
+    // sums of i added up, so that nothing waits for what was begun just before it.
+    for (int64_t i = -3; i < count; i++) {
+        if (bits != 8 && unpack && i + 3 < count) {
+            const int64_t ahead = i + 3;
+            unpack_group(w + ahead / groups * bytes, bits, group, (int)(ahead % groups), codes + ahead * group * LANES);
         }
-        const span_view span = view_span(x, BLOCK_ROWS, i / groups, 0);
-        const uint16_t *numbers = (const uint16_t *)(scales + i / groups * bytes) + LANES * g;
+        if (i >= -1 && i + 1 < count) {
+            if (i % 2) STORE_GROUP(0, 1, sums[0]);
+            else STORE_GROUP(2, 3, sums[1]);
+        }
+        if (i >= -2 && i + 2 < count) {
+            const int64_t span = (i + 2) / groups, g = (i + 2) % groups;
+            const uint8_t *next_x = x + span * rows * BYTES_PER_SPAN + g * group;
+            const uint8_t *from = bits == 8 ? w + span * bytes + g * group * LANES : codes + (i + 2) * group * LANES;
+            if (i % 2) MULTIPLY_GROUP(2, 3, 5, 7, next_x, rows, from);
+            else MULTIPLY_GROUP(0, 1, 4, 6, next_x, rows, from);
+        }
+        if (i < 0) continue;
+        const int g = (int)(i % groups);
+        const span_view span = view_span(x, rows, i / groups, 0);
+        const uint16_t *numbers = (const uint16_t *)(w + i / groups * bytes + code_bytes(bits)) + LANES * g;
+        const group_sums *now = &sums[i % 2];
         vf scale = load_half(numbers), minimum = splat(0.0f);
         if (has_minimum) minimum = load_half(numbers + LANES * groups);
-        const block_sums *now = &sums[i % 2];
+        if (zero || (has_minimum && groups > 1)) { // of all rows at once
+            vi sum = *(const vi_loose *)span.sum;
+            if (groups > 1) {
+                const vi front = *(const vi_loose *)span.first;
+                sum = g == 0 ? front : sum - front;
+            }
+            *(vi *)zeros = sum * splat_i(zero);
+            if (has_minimum && groups > 1) *(vf *)scaled = load(span.scale) * to_float(sum);
+        }
 #pragma GCC unroll 16
-        for (int r = 0; r < BLOCK_ROWS; r++)
-            acc[r] = add_group(acc[r], *(const vi *)(*now)[0][r], *(const vi *)(*now)[1][r], zero, scale, has_minimum,
-                               minimum, span, r, groups, g);
+        for (int r = 0; r < rows; r++) {
+            vi total = (*(const vi *)(*now)[0][r] << 7) + *(const vi *)(*now)[1][r];
+            if (zero) total -= splat_i(zeros[r]);
+            acc[r] = fma_v(to_float(total), scale * splat(span.scale[r]), acc[r]);
+            if (has_minimum) acc[r] = fma_v(minimum, splat(groups == 1 ? span.scaled_sum[r] : scaled[r]), acc[r]);
+        }
     }
 #pragma GCC unroll 16
-    for (int r = 0; r < BLOCK_ROWS; r++) acc_out[r] = acc[r];
+    for (int r = 0; r < rows; r++) acc_out[r] = acc[r];
 }
 
 #endif

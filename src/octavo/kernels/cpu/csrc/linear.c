@@ -15,7 +15,7 @@
 #include "scratch.h"
 #include "vec.h"
 
-enum { ROWS_PER_ITEM = 64 };
+enum { ROWS_PER_ITEM = 64, AMX_LEAST_ROWS = 7 };
 
 typedef struct {
     const octavo_weight *parts;
@@ -65,12 +65,52 @@ int32_t octavo_has_form(int32_t bits, int32_t group, int32_t has_minimum) {
     }
 }
 
+#if AMX
+#define BLOCK(bits, group, minimum)                                                                                  \
+    if (rows == 8) {                                                                                                \
+        if (zero == 0) multiply_tile_amx(w, bytes, codes, first, x, spans, 8, bits, group, 0, minimum, acc);         \
+        else multiply_tile_amx(w, bytes, codes, first, x, spans, 8, bits, group, zero, minimum, acc);                \
+    } else {                                                                                                        \
+        if (zero == 0) multiply_tile_amx(w, bytes, codes, first, x, spans, 16, bits, group, 0, minimum, acc);        \
+        else multiply_tile_amx(w, bytes, codes, first, x, spans, 16, bits, group, zero, minimum, acc);               \
+    }                                                                                                               \
+    return;
+
+// `any_tile` for a block of 8 or 16 rows.
+static void block_amx(const octavo_weight *part, const uint8_t *w, uint8_t *codes, int first, const uint8_t *x,
+                      int64_t spans, int rows, vf acc[BLOCK_ROWS]) {
+    const int64_t bytes = record_bytes(part->bits, part->group, part->has_minimum);
+    const int zero = part->zero;
+    switch (FORM(part->bits, part->group, part->has_minimum)) {
+    case FORM(4, 32, 0): BLOCK(4, 32, 0)
+    case FORM(4, 32, 1): BLOCK(4, 32, 1)
+    case FORM(4, 16, 0): BLOCK(4, 16, 0)
+    case FORM(4, 16, 1): BLOCK(4, 16, 1)
+    case FORM(5, 32, 0): BLOCK(5, 32, 0)
+    case FORM(5, 32, 1): BLOCK(5, 32, 1)
+    case FORM(6, 16, 0): BLOCK(6, 16, 0)
+    case FORM(8, 32, 0): BLOCK(8, 32, 0)
+    case FORM(8, 32, 1): BLOCK(8, 32, 1)
+    case FORM(8, 16, 0): BLOCK(8, 16, 0)
+    case FORM(8, 16, 1): BLOCK(8, 16, 1)
+    }
+}
+#endif
+
 INLINE void store_lanes(float *y, const vf *acc, float unit, int64_t count) {
     if (count == LANES) {
         for (int v = 0; v < NV; v++) store(y + v * VL, acc[v] * splat(unit));
     } else {
         for (int64_t i = 0; i < count; i++) y[i] = acc[i / VL][i % VL] * unit;
     }
+}
+
+// Rows in a block of x: what a kernel takes at once.
+static int64_t block_height(int64_t rows) {
+#if AMX
+    if (rows >= AMX_LEAST_ROWS && amx_allowed()) return rows <= 8 ? 8 : BLOCK_ROWS;
+#endif
+    return rows < BLOCK_ROWS ? rows : BLOCK_ROWS;
 }
 
 static void encode_item(void *job, int64_t first, int64_t last) {
@@ -96,30 +136,19 @@ static void multiply_item(void *job, int64_t first, int64_t last) {
         int64_t count = part->rows - tile * LANES < LANES ? part->rows - tile * LANES : LANES;
         float *y = p->y + column + tile * LANES;
 #if AMX
-        uint8_t *codes = NULL;
-        if (end - row >= BLOCK_ROWS && p->spans <= AMX_SPANS && amx_allowed())
-            codes = octavo_scratch(SCRATCH_CODES, p->spans * SPAN * LANES);
-        if (codes != NULL) {
-            int64_t bytes = record_bytes(part->bits, part->group, part->has_minimum);
-            unpack_tile(w, p->spans, part->bits, part->group, bytes, codes);
-            amx_configure(part->group);
-            for (; end - row >= BLOCK_ROWS; row += BLOCK_ROWS) {
-                vf acc[BLOCK_ROWS];
-                const uint8_t *scales = w + code_bytes(part->bits);
-                const uint8_t *x = p->encoded + row * p->spans * BYTES_PER_SPAN;
-                const int zero = part->zero;
-                if (part->group == 16) {
-                    if (part->has_minimum) multiply_tile_amx(codes, scales, bytes, x, p->spans, 16, zero, 1, acc);
-                    else multiply_tile_amx(codes, scales, bytes, x, p->spans, 16, zero, 0, acc);
-                } else if (part->has_minimum) {
-                    if (zero) multiply_tile_amx(codes, scales, bytes, x, p->spans, 32, zero, 1, acc);
-                    else multiply_tile_amx(codes, scales, bytes, x, p->spans, 32, 0, 1, acc);
-                } else {
-                    multiply_tile_amx(codes, scales, bytes, x, p->spans, 32, zero, 0, acc);
+        if (end - row >= AMX_LEAST_ROWS && p->spans <= AMX_SPANS && amx_allowed()) {
+            uint8_t *codes = octavo_scratch(SCRATCH_CODES, p->spans * SPAN * LANES);
+            if (codes != NULL) {
+                amx_configure((int)p->height, part->group);
+                for (int first = 1; end - row >= AMX_LEAST_ROWS; first = 0) {
+                    vf acc[BLOCK_ROWS];
+                    const uint8_t *x = p->encoded + row * p->spans * BYTES_PER_SPAN;
+                    block_amx(part, w, codes, first, x, p->spans, (int)p->height, acc);
+                    for (int64_t r = 0; r < p->height && row < end; r++, row++)
+                        store_lanes(y + row * p->y_stride, acc + r, part->unit, count);
                 }
-                for (int r = 0; r < BLOCK_ROWS; r++) store_lanes(y + (row + r) * p->y_stride, acc + r, part->unit, count);
+                _tile_release();
             }
-            _tile_release();
         }
 #endif
         for (; row < end; row += MOST_ROWS) {
@@ -140,10 +169,14 @@ int32_t octavo_linear(const octavo_weight *parts, int32_t num_parts, int64_t col
     product p = {.parts = parts, .num_parts = num_parts, .x = x, .x_stride = x_stride, .rows = rows,
                  .spans = columns / SPAN, .y = y, .y_stride = y_stride};
     for (int32_t i = 0; i < num_parts; i++) p.tiles += (parts[i].rows + LANES - 1) / LANES;
-    p.height = rows < BLOCK_ROWS ? rows : BLOCK_ROWS;
+    p.height = block_height(rows);
     int64_t count = (rows + p.height - 1) / p.height * p.height * p.spans;
-    p.encoded = octavo_scratch(SCRATCH_ENCODED, count * BYTES_PER_SPAN);
+    p.encoded = octavo_scratch(SCRATCH_ENCODED, count * BYTES_PER_SPAN + 64); // a vector may reach past the last number
     if (p.encoded == NULL) return 1;
+    if (rows % p.height) { // rows that nobody asked for are computed too
+        int64_t block = p.height * p.spans * BYTES_PER_SPAN;
+        memset(p.encoded + rows / p.height * block, 0, block);
+    }
     octavo_parallel(rows, rows * p.spans < 1024 ? rows : 4, encode_item, &p);
     int64_t items = p.tiles * ((rows + ROWS_PER_ITEM - 1) / ROWS_PER_ITEM);
     // About 20 microseconds an item or more: less is not worth handing out.
