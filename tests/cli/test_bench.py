@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
+
+from octavo.bench import decode
 
 FIGURES = ("first_token_s", "decode_tps", "prefill_tps", "peak_mib")
 
@@ -21,6 +24,11 @@ def test_figures_come_with_their_spread_as_json(octavo, model):
 
 
 def test_a_table_without_a_peer_that_is_not_installed(octavo, gguf, monkeypatch):
+    def generate(path: Path, flags: list[str], prompt: str) -> tuple[dict[str, object], int]:
+        timings = {"decode_tps": 30.0, "prefill_tps": 200.0}
+        return {"timings": timings, "usage": {"prompt_tokens": 8}, "prompt_token_ids": [1]}, 64 << 20
+
+    monkeypatch.setattr(decode, "_generate", generate)
     monkeypatch.setitem(sys.modules, "xllamacpp", None)
     done = octavo("bench", "decode", "-m", gguf, "--repeats", 1, "--prompt-tokens", 20, "--new-tokens", 5)
     assert (done.status, done.err) == (0, "run 1 of 1\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import pytest
 
 from octavo.config import EngineConfig
 from octavo.engine.loaded_model import plan_model
-from octavo.parity import ARMS
+from octavo.parity import ARMS, runner
 from octavo.parity.cli_arm import trace_cli
+from octavo.parity.server_arm import ServedAnswers
+from octavo.step_batch import StorageKind
 from tests.cli.conftest import Run
 from tests.paged_routes import PAGED_ROUTES
 from tests.tiny_models import save_hf
@@ -24,6 +27,19 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(params=["repeating", pytest.param("real", marks=pytest.mark.nightly)])
+def servers(request, monkeypatch) -> None:
+    """By day the server arms repeat what the engine alone says; tests/parity asks real ones."""
+
+    def repeat(plan, config, kind, questions, noise):
+        routes = {"dense": 1} if kind is StorageKind.DENSE else dict.fromkeys(PAGED_ROUTES, 1)
+        return ServedAnswers([deepcopy(question.expected) for question in questions], routes)
+
+    if request.param == "repeating":
+        monkeypatch.setattr(runner, "ask_server", repeat)
+
+
+@pytest.mark.usefixtures("servers")
 def test_arms_that_agree_exit_0_and_json_is_one_object(octavo: Run, small):
     # Variables that set flags must not reach the process that is the command-line arm.
     done = octavo("parity", "-m", small, "--json", OCTAVO_TEMPERATURE="2.0", OCTAVO_STOP="e", OCTAVO_CHAT="1")
