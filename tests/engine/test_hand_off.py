@@ -289,7 +289,10 @@ def test_blocks_that_run_out_on_admission_leave_the_request_waiting(load, monkey
 
 
 @pytest.mark.weights
-@pytest.mark.parametrize("alias", ["smollm2", "gemma3", pytest.param("qwen05", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "alias",
+    ["smollm2", pytest.param("gemma3", marks=pytest.mark.nightly), pytest.param("qwen05", marks=pytest.mark.nightly)],
+)
 def test_a_real_model_goes_on_from_a_file_in_the_middle_of_an_answer(alias, tmp_path):
     dense = LLM(weights_path(alias), threads=1, storage="dense", max_num_seqs=1, max_context=1024)
     prompt = dense.encode("The lighthouse keeper counted the ships that passed before noon. " * 50)[:560]

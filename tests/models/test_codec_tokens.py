@@ -48,7 +48,10 @@ def force(alias, choice):
     return Outcome(clear, differs, figures)
 
 
-@pytest.mark.parametrize("alias", ["smollm2", "gemma3", pytest.param("qwen05", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "alias",
+    ["smollm2", pytest.param("gemma3", marks=pytest.mark.nightly), pytest.param("qwen05", marks=pytest.mark.nightly)],
+)
 def test_q8_0_keeps_every_greedy_token_whose_margin_is_clear(alias, record_property):
     outcome = force(alias, KEEPS[alias])
     for name, value in outcome.figures.items():

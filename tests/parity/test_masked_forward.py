@@ -76,7 +76,10 @@ def test_an_engine_that_shifts_gives_its_logits_and_no_other_forward_does(loaded
 
 
 @pytest.mark.weights
-@pytest.mark.parametrize("alias", ["smollm2", "gemma3", pytest.param("qwen05", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "alias",
+    ["smollm2", pytest.param("gemma3", marks=pytest.mark.nightly), pytest.param("qwen05", marks=pytest.mark.nightly)],
+)
 def test_real_models_past_their_context_give_what_the_masked_forward_does(alias):
     config = EngineConfig(device="cpu")
     loaded = load_model(plan_model(weights_path(alias), config), config)

@@ -31,6 +31,7 @@ GEMMA = {
     "max_position_embeddings": 512,
     "tie_word_embeddings": False,  # tied, random weights say the same token again and again
 }
+BOTH = ["server_dense", "server_paged"]
 PROMPTS = ["The harbour was quiet when", "def add(left, right):"]
 
 
@@ -48,7 +49,7 @@ def questions(loaded):
 
 
 def test_servers_of_either_storage_give_every_bit_that_an_engine_alone_gives(loaded):
-    report = run_parity(loaded, CONFIG, num_tokens=64, arms=["server_dense", "server_paged"])
+    report = run_parity(loaded, CONFIG, num_tokens=64, arms=BOTH)
     assert report.equal and report.contract == "bitwise"
     dense, paged = report.arms
     assert (dense.problem, dense.first_divergence, dense.max_logit_diff) == (None, None, 0.0)
@@ -59,14 +60,17 @@ def test_servers_of_either_storage_give_every_bit_that_an_engine_alone_gives(loa
 
 @pytest.mark.weights
 @pytest.mark.parametrize(
-    "alias",
-    ["smollm2", pytest.param("gemma3", marks=pytest.mark.nightly), pytest.param("qwen05", marks=pytest.mark.nightly)],
+    ("alias", "arms"),
+    [
+        ("smollm2", ["server_paged"]),
+        *(pytest.param(alias, BOTH, marks=pytest.mark.nightly) for alias in ("smollm2", "gemma3", "qwen05")),
+    ],
 )
-def test_servers_of_real_models_give_every_bit_that_an_engine_alone_gives(alias):
+def test_servers_of_real_models_give_every_bit_that_an_engine_alone_gives(alias, arms):
     model = load_model(plan_model(weights_path(alias), CONFIG), CONFIG)
-    report = run_parity(model, CONFIG, num_tokens=24, arms=["server_dense", "server_paged"])
+    report = run_parity(model, CONFIG, num_tokens=24, arms=arms)
     assert report.equal and report.contract == "bitwise"
-    assert [arm.max_logit_diff for arm in report.arms] == [0.0, 0.0]
+    assert {arm.name: arm.max_logit_diff for arm in report.arms} == dict.fromkeys(arms, 0.0)
 
 
 def test_a_server_that_answers_something_else_is_noticed(loaded, questions):

@@ -15,12 +15,16 @@ from tests.soak.watch import Counters
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads the memory of processes in /proc")
 
 
+# Windows and full layers, evicted and preempted together: what the others have of their own shows at night.
+SHORT = [each for each in SCENARIOS if each.name == "gemma3 with windows"]
+
+
 def soak(scenario: Scenario, path: Path, num_requests: int, num_questions: int) -> None:
     report = Soak.prepared(scenario, path, num_questions, seed=1).run(path, num_requests)
     print(report.line())
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS[:2], ids=lambda each: each.name)
+@pytest.mark.parametrize("scenario", SHORT, ids=lambda each: each.name)
 def test_clients_of_all_kinds_get_what_an_engine_alone_answers_and_leave_nothing(scenario, tmp_path):
     soak(scenario, tmp_path / "model", 140, 24)
 
