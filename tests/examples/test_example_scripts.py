@@ -138,6 +138,7 @@ def test_a_conversation_goes_on_from_its_snapshot_with_the_same_answer(
 
 
 @pytest.mark.weights
+@pytest.mark.nightly
 def test_a_real_model_calls_the_function_that_the_question_needs(example: Example) -> None:
     with octavo_serve("-m", weights_path("qwen05"), "--parallel", "1") as server:
         server.wait_until_ready()
