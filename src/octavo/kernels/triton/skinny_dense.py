@@ -1,0 +1,144 @@
+"""Products of a few rows with a weight in 16 bit (or float32 under the interpreter): kernels that read the weight once.
+
+Every program takes some of the weight's rows, and of their columns all or a split. Owns no buffer and chooses nothing.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from octavo.kernels.triton.skinny_finish import finish
+
+
+@triton.jit
+def skinny_reduce(
+    x_ptr,
+    w_ptr,
+    y_ptr,
+    partial_ptr,
+    arrived_ptr,
+    num_rows,
+    N,
+    K,
+    split_columns,
+    x_stride,
+    y_stride,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLITS: tl.constexpr,
+    EVEN: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """y [M, N] = x [M, K] · w [N, K]ᵀ for at most BLOCK_M rows, without matrix units. Grid (tiles of N, SPLITS).
+
+    The weight goes from memory to registers, one tile ahead of the sums; with dependent launches its first tile is
+    under way before the kernel in front has written x.
+    """
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    begin = tl.program_id(1) * split_columns
+    end = tl.minimum(begin + split_columns, K)
+    cols = begin + tl.arange(0, BLOCK_K)
+    if DEPENDENT:
+        tl.extra.cuda.gdc_launch_dependents()
+    # The last tile reads the last rows once more instead of none.
+    w_ptrs = w_ptr + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K + cols[None, :]
+    if EVEN:
+        w = tl.load(w_ptrs, eviction_policy="evict_first")
+    else:
+        w = tl.load(w_ptrs, mask=(cols < end)[None, :], other=0.0)
+    if DEPENDENT:
+        tl.extra.cuda.gdc_wait()
+    acc = ()
+    for _ in tl.static_range(BLOCK_M):
+        acc = acc + (tl.zeros([BLOCK_N, BLOCK_K], tl.float32),)
+    for at in range(begin, end, BLOCK_K):
+        w_ptrs += BLOCK_K
+        if EVEN:
+            w_next = tl.load(w_ptrs, mask=at + BLOCK_K < end, other=0.0, eviction_policy="evict_first")
+        else:
+            w_next = tl.load(w_ptrs, mask=(cols + BLOCK_K < end)[None, :], other=0.0)
+        summed = ()
+        for row in tl.static_range(BLOCK_M):
+            x = tl.load(x_ptr + row * x_stride + cols, mask=(cols < end) & (row < num_rows), other=0.0)
+            x = x.to(w.dtype).to(tl.float32)
+            summed = summed + (acc[row] + w.to(tl.float32) * x[None, :],)
+        acc = summed
+        w = w_next
+        cols += BLOCK_K
+    m = tl.arange(0, BLOCK_M)
+    y = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for row in tl.static_range(BLOCK_M):
+        y = tl.where((m == row)[:, None], tl.sum(acc[row], 1)[None, :], y)
+    finish(y, m, n, y_ptr, partial_ptr, arrived_ptr, tl.program_id(0), tl.program_id(1), num_rows, N, y_stride, SPLITS)
+
+
+@triton.jit
+def skinny_dot(
+    x_ptr,
+    w_ptr,
+    y_ptr,
+    partial_ptr,
+    arrived_ptr,
+    num_rows,
+    N,
+    K,
+    split_columns,
+    x_stride,
+    y_stride,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLITS: tl.constexpr,
+    EVEN: tl.constexpr,
+    WEIGHT_IS_FIRST: tl.constexpr,
+    AHEAD: tl.constexpr,
+    STAGES: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """y [M, N] = x [M, K] · w [N, K]ᵀ on matrix units. Grid (tiles of M, tiles of N, SPLITS).
+
+    WEIGHT_IS_FIRST computes w · xᵀ: rows of the weight then fill the matrix units' longer side. AHEAD asks for the
+    weight's columns in the L2 cache before the kernel in front has written x.
+    """
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    begin = tl.program_id(2) * split_columns
+    end = tl.minimum(begin + split_columns, K)
+    if DEPENDENT:
+        tl.extra.cuda.gdc_launch_dependents()
+    w_rows = w_ptr + tl.minimum(n, N - 1).to(tl.int64) * K
+    if AHEAD:
+        size = (end - begin) * w_ptr.dtype.element_ty.primitive_bitwidth // 8
+        tl.inline_asm_elementwise(
+            "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
+            "=r,l,r",
+            [w_rows + begin, tl.broadcast_to(size, [BLOCK_N])],
+            tl.int32,
+            False,
+            1,
+        )
+    if DEPENDENT:
+        tl.extra.cuda.gdc_wait()
+    k = tl.arange(0, BLOCK_K)
+    x_ptrs = x_ptr + m.to(tl.int64)[:, None] * x_stride + k[None, :]
+    w_ptrs = w_rows[:, None] + k[None, :]
+    acc = tl.zeros([BLOCK_N, BLOCK_M] if WEIGHT_IS_FIRST else [BLOCK_M, BLOCK_N], tl.float32)
+    for at in tl.range(begin, end, BLOCK_K, num_stages=STAGES):
+        if EVEN:
+            x = tl.load(x_ptrs + at, mask=(m < num_rows)[:, None], other=0.0)
+            w = tl.load(w_ptrs + at, eviction_policy="evict_first")
+        else:
+            inside = (at + k < end)[None, :]
+            x = tl.load(x_ptrs + at, mask=(m < num_rows)[:, None] & inside, other=0.0)
+            w = tl.load(w_ptrs + at, mask=inside, other=0.0)
+        x = x.to(w.dtype)
+        if WEIGHT_IS_FIRST:
+            acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
+        else:
+            acc = tl.dot(x, tl.trans(w), acc, input_precision="ieee")
+    if WEIGHT_IS_FIRST:
+        acc = tl.trans(acc)
+    tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    finish(acc, m, n, y_ptr, partial_ptr, arrived_ptr, tile, tl.program_id(2), num_rows, N, y_stride, SPLITS)

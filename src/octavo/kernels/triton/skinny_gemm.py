@@ -1,0 +1,205 @@
+"""Launches of skinny products on a device: their settings, and the scratch that splits of a product share.
+
+What is fastest for which shape is `skinny_table.py`'s to say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.triton.launch import dependent_launch
+from octavo.kernels.triton.skinny_codes import skinny_codes, unpack_rows
+from octavo.kernels.triton.skinny_dense import skinny_dot, skinny_reduce
+from octavo.kernels.triton.skinny_pack import PackedCodes
+
+MAX_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SkinnyTile:
+    """`reduce` sums without matrix units; `dot` and `swapped` use them, with x or the weight as left operand.
+
+    A program takes `block_n` rows of the weight, `block_k` columns at a time; columns are cut into `splits`. `ahead`:
+    the weight is asked for in the L2 cache before x is there.
+    """
+
+    form: str
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int = 4
+    num_stages: int = 1
+    splits: int = 1
+    ahead: bool = False
+
+
+class SkinnyScratch:
+    """What the splits of a product leave for the last one. One for each device: products follow each other."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.partial = torch.empty(1, dtype=torch.float32, device=device)
+        self.arrived = torch.zeros(1, dtype=torch.int32, device=device)
+        self.dependent = dependent_launch(device)
+
+    def reserve(self, tile: SkinnyTile, num_rows: int, n: int) -> None:
+        """Make room for products of up to `num_rows` rows with a weight of n; not once a graph has been captured."""
+        if tile.splits == 1:
+            return
+        elements, tiles = _scratch_sizes(tile, num_rows, n)
+        if elements > len(self.partial):
+            self.partial = torch.empty(elements, dtype=torch.float32, device=self._device)
+        if tiles > len(self.arrived):
+            self.arrived = torch.zeros(tiles, dtype=torch.int32, device=self._device)
+
+    def holds(self, tile: SkinnyTile, num_rows: int, n: int) -> bool:
+        """Whether room was made for such a product."""
+        elements, tiles = _scratch_sizes(tile, num_rows, n)
+        return tile.splits == 1 or (elements <= len(self.partial) and tiles <= len(self.arrived))
+
+
+def _scratch_sizes(tile: SkinnyTile, num_rows: int, n: int) -> tuple[int, int]:
+    """Partial sums, and tiles of the output."""
+    return tile.splits * num_rows * n, -(-num_rows // tile.block_m) * -(-n // tile.block_n)
+
+
+def multiply(
+    x: Tensor, weight: Tensor, out: Tensor, tile: SkinnyTile, scratch: SkinnyScratch, *, dependent: bool | None = None
+) -> None:
+    """out [M, N] = x [M, K] · weight [N, K]ᵀ, x rounded to the weight's dtype, sums in float32, out in its own.
+
+    Rows of x and out are contiguous, the weight is. Allocates nothing.
+    """
+    num_rows, columns = x.shape
+    n = weight.shape[0]
+    tiles_m, tiles_n = -(-num_rows // tile.block_m), -(-n // tile.block_n)
+    split_columns = tile.block_k * -(-columns // (tile.block_k * tile.splits))
+    assert scratch.holds(tile, num_rows, n), f"no scratch for {num_rows} rows in {tile}"
+    dependent = scratch.dependent if dependent is None else dependent
+    even = columns % tile.block_k == 0 and split_columns * tile.splits == columns
+    launch = {"launch_pdl": True} if dependent else {}
+    arguments = (
+        x,
+        weight,
+        out,
+        scratch.partial,
+        scratch.arrived,
+        num_rows,
+        n,
+        columns,
+        split_columns,
+        x.stride(0),
+        out.stride(0),
+    )
+    if tile.form == "reduce":
+        assert num_rows <= tile.block_m, f"{num_rows} rows for a tile of {tile.block_m}"
+        skinny_reduce[(tiles_n, tile.splits)](
+            *arguments,
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            BLOCK_K=tile.block_k,
+            SPLITS=tile.splits,
+            EVEN=even,
+            DEPENDENT=dependent,
+            num_warps=tile.num_warps,
+            **launch,
+        )
+        return
+    skinny_dot[(tiles_m, tiles_n, tile.splits)](
+        *arguments,
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        BLOCK_K=tile.block_k,
+        SPLITS=tile.splits,
+        EVEN=even,
+        WEIGHT_IS_FIRST=tile.form == "swapped",
+        AHEAD=tile.ahead,
+        STAGES=tile.num_stages,
+        DEPENDENT=dependent,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        **launch,
+    )
+
+
+def multiply_codes(
+    x: Tensor,
+    weight: PackedCodes,
+    out: Tensor,
+    tile: SkinnyTile,
+    scratch: SkinnyScratch,
+    *,
+    dependent: bool | None = None,
+) -> None:
+    """out [M, N] = x [M, K] · weightᵀ, x in 16 bit or rounded to bfloat16. As `multiply`, but for codes."""
+    num_rows, columns = x.shape
+    n, chunks = weight.rows, weight.codes.shape[0]
+    tiles_m, tiles_n = -(-num_rows // tile.block_m), -(-n // tile.block_n)
+    per_scale = max(1, weight.group * weight.bits // 512)
+    split_chunks = per_scale * -(-chunks // (per_scale * tile.splits))
+    assert scratch.holds(tile, num_rows, n), f"no scratch for {num_rows} rows in {tile}"
+    dependent = scratch.dependent if dependent is None else dependent
+    skinny_codes[(tiles_m, tiles_n, tile.splits)](
+        x,
+        weight.codes,
+        weight.scales,
+        out,
+        scratch.partial,
+        scratch.arrived,
+        num_rows,
+        n,
+        columns,
+        chunks,
+        split_chunks,
+        x.stride(0),
+        out.stride(0),
+        BITS=weight.bits,
+        GROUP=weight.group,
+        SHIFT=weight.shift,
+        PAIRS=_pairs(weight),
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        SPLITS=tile.splits,
+        EVEN=columns * weight.bits % 512 == 0,
+        WEIGHT_IS_FIRST=tile.form == "swapped",
+        BF16=x.dtype == torch.bfloat16,
+        FAST=_is_cuda(x.device),
+        STAGES=tile.num_stages,
+        DEPENDENT=dependent,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        **({"launch_pdl": True} if dependent else {}),
+    )
+
+
+def unpack(weight: PackedCodes, rows: int | Tensor, out: Tensor) -> None:
+    """Rows from that one on, or those of int64 ids [R], into out [R, K], contiguous and of any floating dtype."""
+    tile = 64 if isinstance(rows, int) else 16
+    unpack_rows[(weight.codes.shape[0], -(-len(out) // tile))](
+        weight.codes,
+        weight.scales,
+        weight.scales if isinstance(rows, int) else rows,
+        out,
+        rows if isinstance(rows, int) else 0,
+        len(out),
+        weight.rows,
+        weight.columns,
+        BITS=weight.bits,
+        GROUP=weight.group,
+        SHIFT=weight.shift,
+        PAIRS=_pairs(weight),
+        HAS_IDS=not isinstance(rows, int),
+        BLOCK_N=tile,
+        FAST=_is_cuda(out.device),
+    )
+
+
+def _pairs(weight: PackedCodes) -> int:
+    return 0 if weight.pair is None else 1 if weight.pair == torch.float16 else 2
+
+
+def _is_cuda(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.version.cuda is not None
