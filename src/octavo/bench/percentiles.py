@@ -55,5 +55,8 @@ class Spread:
     def of(cls, values: Sequence[float]) -> Spread:
         return cls(statistics.median(values), min(values), max(values))
 
+    def as_object(self) -> dict[str, float]:
+        return asdict(self)
+
     def __str__(self) -> str:
         return f"{self.median:,.2f} ({self.low:,.2f} to {self.high:,.2f})"
