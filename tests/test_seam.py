@@ -76,18 +76,25 @@ def test_the_attention_kernels_are_imported_by_storage_alone(path):
     assert part in ("storage", "kernels") or not used
 
 
-def test_attend_is_called_in_one_place_and_defined_in_one():
-    """One attention layer serves every family, and one method serves every storage."""
+@pytest.mark.parametrize(
+    ("name", "callers"),
+    [("attend_qkv", ["layers/attention.py"]), ("attend", ["parity/masked_forward.py", "storage/kv_cache.py"])],
+)
+def test_attend_is_called_in_one_place_and_defined_in_one(name, callers):
+    """One attention layer serves every family, and one method serves every storage. Its sibling, which takes heads as
+    they were projected, is `attend` after their rotation, where no kernel does both.
+    """
     calls, definitions = [], []
     for path in sorted(ROOT.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "attend":
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == name:
                 calls.append(name_of(path))
-            if isinstance(node, ast.FunctionDef) and node.name == "attend":
+            if isinstance(node, ast.FunctionDef) and node.name == name:
                 definitions.append(name_of(path))
-    assert calls == ["layers/attention.py"]
+    assert calls == callers
     # The protocol that layers see, the reference that a proof runs models over, and the storage.
-    assert definitions == ["layers/attention.py", "parity/masked_forward.py", "storage/kv_cache.py"]
+    protocol = ["layers/attention.py"] if name == "attend_qkv" else []
+    assert definitions == [*protocol, "parity/masked_forward.py", "storage/kv_cache.py"]
 
 
 def test_routes_are_counted_by_the_cache_alone():

@@ -16,9 +16,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from octavo.cache.spec import LayerSpec
 from octavo.config import EngineConfig
 from octavo.engine.loaded_model import LoadedModel, load_model, plan_model
 from octavo.engine.model_runner import ModelRunner
+from octavo.kernels.rows import HeadNorms, Rotation, split_heads
 from octavo.step_batch import StepBatch, StorageKind
 from octavo.storage import KVCache, resolve_kv_dtype
 from octavo.storage.codecs import CODECS
@@ -38,13 +40,21 @@ def open_model(alias: str, threads: int | None = None) -> LoadedModel:
 class RowErrors:
     """A cache that also adds up what each codec would lose of the rows that pass through it."""
 
-    def __init__(self, cache: KVCache) -> None:
+    def __init__(self, cache: KVCache, layout: Sequence[LayerSpec]) -> None:
         self._cache = cache
+        self._specs = layout
         self.lost = {name: torch.zeros(2, dtype=torch.float64) for name in CODECS}
         self.total = torch.zeros(2, dtype=torch.float64)
 
     def plan(self, batch: StepBatch) -> None:
         self._cache.plan(batch)
+
+    def attend_qkv(
+        self, layer: int, qkv: Tensor, rotation: Rotation, norms: HeadNorms | None, dtype: torch.dtype
+    ) -> Tensor:
+        spec = self._specs[layer]
+        q, k, v = split_heads(qkv, spec.num_q_heads, spec.num_kv_heads, spec.k_dim, rotation, norms)
+        return self.attend(layer, q, k, v).to(dtype)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         for i, rows in enumerate((k.float(), v.float())):
@@ -93,7 +103,7 @@ def trace(
     scheduler = HandScheduler(
         layout, StorageKind.DENSE, max_seqs=len(prompts), max_context=longest, codecs=(k.name, v.name)
     )
-    errors = RowErrors(scheduler.cache) if forced is None else None
+    errors = RowErrors(scheduler.cache, layout) if forced is None else None
     runner = ModelRunner(loaded, scheduler.cache if errors is None else errors)
     logits = runner.execute(StepBatch(tuple(scheduler.row(slot, prompt) for slot, prompt in enumerate(prompts))))
     steps = [logits]

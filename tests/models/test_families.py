@@ -115,8 +115,8 @@ def unrotated(qkv, num_q, num_k, cos, sin, norms=None, eps=0.0):
 
 
 MUTATIONS = {
-    "rope": ("octavo.layers.attention.rotate_heads", unrotated),
-    "norms": ("octavo.layers.norm.RMSNorm.__call__", lambda self, x: x),
+    "rope": ("octavo.kernels.rows.rotate_heads", unrotated),
+    "norms": ("octavo.layers.norm.RMSNorm.after_", lambda self, x, y, inner=None: x if y is None else x.add_(y)),
 }
 
 

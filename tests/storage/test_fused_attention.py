@@ -112,7 +112,8 @@ def test_a_step_uploads_the_ids_that_are_new_and_no_others(choose):
     for count in (31, 1, 1, 1):
         scheduler.cache.plan(scheduler.batch([(1, [0] * count)]))
         uploaded.append(tables.uploaded_ids)
-    assert uploaded[0] == 0 < uploaded[1] <= 2  # the blocks so far, once a row is fused
+    assert 0 < uploaded[0] <= 2
+    assert uploaded[1] == uploaded[0]
     assert uploaded[2] == uploaded[1] + 1
     assert uploaded[3] == uploaded[2]
 

@@ -1,10 +1,13 @@
-"""Norms, rotary embedding and gates of rows: the compiled kernels where they serve, else torch.
+"""Norms, rotary embedding and gates of rows: compiled kernels on a CPU, Triton's on a GPU, torch where there are none.
 
-All in float32. On a CPU a row's result is bitwise the same whatever rows are computed beside it.
+All in float32. A row's result is bitwise the same whatever rows are computed beside it, but for torch's on a GPU.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.util import find_spec
 from typing import Literal
 
 import torch
@@ -18,8 +21,75 @@ from octavo.kernels.rowwise import by_rows
 Activation = Literal["silu", "gelu_tanh"]
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [..., N] and weight [N] float32 -> x · weight / sqrt(mean(x²) + eps) over the last dimension."""
+@dataclass(frozen=True)
+class Rotation:
+    """How the heads of a step's tokens are rotated: tables [P, D] float32 of cos and of sin, which carries the sign of
+    each half, and positions [T] int64 of the tokens in them.
+    """
+
+    cos_table: Tensor
+    sin_table: Tensor
+    positions: Tensor
+
+    @cached_property
+    def cos(self) -> Tensor:
+        """[T, D], of the tokens."""
+        return self.cos_table[self.positions]
+
+    @cached_property
+    def sin(self) -> Tensor:
+        """[T, D], of the tokens."""
+        return self.sin_table[self.positions]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """What queries and keys are normalised by before they are rotated: weights [D] float32, and eps."""
+
+    q: Tensor
+    k: Tensor
+    eps: float
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    """x [..., N] and weight [N] float32 -> x · weight / sqrt(mean(x²) + eps) over the last dimension, in `dtype`."""
+    if _by_triton(x):
+        from octavo.kernels.triton import fused_rows
+
+        return fused_rows.add_rms_norm_(x.contiguous(), None, weight, eps, dtype)
+    return _rms_norm(x, weight, eps).to(dtype)
+
+
+def add_rms_norm_(
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor,
+    eps: float,
+    dtype: torch.dtype = torch.float32,
+    inner: tuple[Tensor, float] | None = None,
+) -> Tensor:
+    """Add y to x, both [..., N] and contiguous, x float32, and return `rms_norm` of the sum.
+
+    `inner` (weight, eps): y is normalised first.
+    """
+    if _by_triton(x):
+        from octavo.kernels.triton import fused_rows
+
+        return fused_rows.add_rms_norm_(x, y, weight, eps, dtype, inner)
+    x += y if inner is None else _rms_norm(y.float(), *inner)
+    return _rms_norm(x, weight, eps).to(dtype)
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def _by_triton(x: Tensor) -> bool:
+    return x.device.type == "cuda" and _has_triton()
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if x.device.type != "cpu":
         return F.rms_norm(x, weight.shape, weight, eps)
     if library.load().functions is not None:
@@ -58,8 +128,21 @@ def rotate_heads(
     return q, k, v
 
 
+def split_heads(
+    qkv: Tensor, num_q: int, num_k: int, dim: int, rotation: Rotation, norms: HeadNorms | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`rotate_heads` of qkv [T, H · D] as a linear gives it, of any floating dtype: q, k and v, each [T, heads, D]."""
+    heads = qkv.float().view(qkv.shape[0], -1, dim)
+    weights = None if norms is None else (norms.q, norms.k)
+    return rotate_heads(heads, num_q, num_k, rotation.cos, rotation.sin, weights, 0.0 if norms is None else norms.eps)
+
+
 def gate(x: Tensor, activation: Activation) -> Tensor:
     """x [T, 2 N], gates before values, float32 or 16 bit -> activation(gates) · values [T, N], in x's dtype."""
+    if _by_triton(x):
+        from octavo.kernels.triton import fused_rows
+
+        return fused_rows.gate(x.contiguous(), activation == "gelu_tanh", x.dtype)
     served = x.device.type == "cpu" and x.dtype == torch.float32 and x.is_contiguous()
     if served and library.load().functions is not None:
         return compiled.gate(x, gelu=activation == "gelu_tanh")

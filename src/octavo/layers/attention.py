@@ -1,26 +1,33 @@
-"""Multi-head attention around the cache's `attend`: projections, optional q/k norms, rotary embedding."""
+"""Multi-head attention around the cache's `attend_qkv`: the projections, and what is done to heads between them."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from octavo.cache.spec import LayerSpec
-from octavo.kernels.rows import rotate_heads
+from octavo.kernels.rows import HeadNorms, Rotation
 from octavo.layers.linear import Linear
 from octavo.layers.norm import RMSNorm
-from octavo.layers.rotary import Rotation
 
 
 class AttentionCache(Protocol):
     """What attention needs of a cache."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
+    def attend_qkv(
+        self, layer: int, qkv: Tensor, rotation: Rotation, norms: HeadNorms | None, dtype: torch.dtype
+    ) -> Tensor:
+        """qkv [T, (Hq + 2 Hkv) · D] as projected: normalise and rotate heads, store k and v, attend.
+
+        Returns [T, Hq, D], computed in float32 and rounded to `dtype`.
+        """
+        ...
 
 
 class Attention:
-    """Projects, rotates, hands q, k and v to the cache, and projects back."""
+    """Projects, has the cache rotate, store and attend, and projects back. `dtype` is what `o_proj` would round to."""
 
     def __init__(
         self,
@@ -31,18 +38,18 @@ class Attention:
         *,
         q_norm: RMSNorm | None = None,
         k_norm: RMSNorm | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
+        assert spec.k_dim == spec.v_dim, f"one projection of heads of {spec.k_dim} and {spec.v_dim} elements"
         self._layer = layer
-        self._heads = (spec.num_q_heads, spec.num_kv_heads)
-        self._head_dim = spec.k_dim
+        self._dtype = dtype
         self._qkv_proj = qkv_proj
         self._o_proj = o_proj
-        self._norms = None if q_norm is None or k_norm is None else (q_norm.weight, k_norm.weight)
-        self._eps = 0.0 if q_norm is None else q_norm.eps
+        self._norms = None
+        if q_norm is not None and k_norm is not None:
+            self._norms = HeadNorms(q_norm.weight, k_norm.weight, q_norm.eps)
 
     def __call__(self, x: Tensor, rotation: Rotation, cache: AttentionCache) -> Tensor:
-        """x [T, H] float32 -> [T, H] in float32 or the compute dtype. Norms, rotation and attention are float32."""
-        num_tokens = x.shape[0]
-        qkv = self._qkv_proj(x).float().view(num_tokens, -1, self._head_dim)
-        q, k, v = rotate_heads(qkv, *self._heads, rotation.cos, rotation.sin, self._norms, self._eps)
-        return self._o_proj(cache.attend(self._layer, q, k, v).view(num_tokens, -1))
+        """x [T, H] -> [T, H] in float32 or the compute dtype. Norms, rotation and attention are float32."""
+        attended = cache.attend_qkv(self._layer, self._qkv_proj(x), rotation, self._norms, self._dtype)
+        return self._o_proj(attended.view(x.shape[0], -1))

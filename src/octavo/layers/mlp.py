@@ -17,5 +17,5 @@ class GatedMLP:
         self._activation: Activation = activation
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [T, H] float32 -> [T, H] in float32 or the compute dtype."""
+        """x [T, H] -> [T, H] in float32 or the compute dtype."""
         return self._down(gate(self._gate_up(x), self._activation))

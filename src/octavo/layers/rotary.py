@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from octavo.errors import LoadError
+from octavo.kernels.rows import Rotation
 from octavo.layers.rope_scaling import RopeScaling
 
 _BLOCK = 4096  # positions tabulated at once, always with the same shape, so that a value never depends on the batch
-
-
-@dataclass(frozen=True, slots=True)
-class Rotation:
-    """cos and sin of a step's tokens, each [T, D] float32; sin carries the sign of `rotate_half`."""
-
-    cos: Tensor
-    sin: Tensor
 
 
 class Rotary:
@@ -38,10 +30,13 @@ class Rotary:
         return self._inv_freq
 
     def at(self, position: Tensor, limit: int) -> Rotation:
-        """Rotation for positions [T] int64, all below `limit` (a host-side bound, so nothing waits for the device)."""
+        """Rotation for positions [T] int64, all below `limit` (a host-side bound, so nothing waits for the device).
+
+        The tables stay where they are while `limit` does not rise.
+        """
         if limit > self._cos.shape[0]:
             self._extend(limit)
-        return Rotation(self._cos[position], self._sin[position])
+        return Rotation(self._cos, self._sin, position)
 
     def _extend(self, limit: int) -> None:
         cos, sin = [self._cos], [self._sin]

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from octavo.cache.spec import LayerSpec
+from octavo.kernels.rows import Rotation
 from octavo.layers.attention import Attention, AttentionCache
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope_scaling import RopeScaling
-from octavo.layers.rotary import Rotary, Rotation
+from octavo.layers.rotary import Rotary
 from octavo.models.config import ModelConfig
 from octavo.models.inputs import ForwardInputs
 from octavo.models.llama import attention_spec
@@ -22,17 +23,22 @@ _NORM_OFFSET = 1.0  # Gemma multiplies by 1 + weight
 
 
 class Gemma3Block:
-    """x += norm(attention(norm(x))); x += norm(mlp(norm(x))); all norms and x are float32."""
+    """x += norm(attention(norm(x))); x += norm(mlp(norm(x))); all norms and x are float32.
+
+    The last sum of a block is the first thing that the next one does: with both norms that is one kernel.
+    """
 
     def __init__(self, attention: Attention, mlp: GatedMLP, norms: tuple[RMSNorm, RMSNorm, RMSNorm, RMSNorm]) -> None:
         self._attention = attention
         self._mlp = mlp
-        self._input_norm, self._post_attention_norm, self._pre_mlp_norm, self._post_mlp_norm = norms
+        self._input_norm, self._post_attention_norm, self._pre_mlp_norm, self.post_mlp_norm = norms
 
-    def __call__(self, x: Tensor, rotation: Rotation, cache: AttentionCache) -> Tensor:
-        attended = self._attention(self._input_norm(x), rotation, cache)
-        x = x + self._post_attention_norm(attended.float())
-        return x + self._post_mlp_norm(self._mlp(self._pre_mlp_norm(x)).float())
+    def __call__(
+        self, x: Tensor, y: Tensor | None, y_norm: RMSNorm | None, rotation: Rotation, cache: AttentionCache
+    ) -> Tensor:
+        """Adds to x [T, H] in place: first y_norm(y), if anything. Returns what `post_mlp_norm` has to see next."""
+        attended = self._attention(self._input_norm.after_(x, y, y_norm), rotation, cache)
+        return self._mlp(self._pre_mlp_norm.after_(x, attended, self._post_attention_norm))
 
 
 class Gemma3ForCausalLM:
@@ -66,9 +72,11 @@ class Gemma3ForCausalLM:
     def forward(self, inputs: ForwardInputs, cache: AttentionCache) -> Tensor:
         x = self._embed(inputs.token_ids)
         rotation = {kind: rotary.at(inputs.positions, inputs.limit) for kind, rotary in self._rotary.items()}
+        y, y_norm = None, None
         for block, kind in zip(self._blocks, self._layer_types, strict=True):
-            x = block(x, rotation[kind], cache)
-        return self._norm(x)
+            y = block(x, y, y_norm, rotation[kind], cache)
+            y_norm = block.post_mlp_norm
+        return self._norm.after_(x, y, y_norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits = self._head(hidden)
@@ -76,10 +84,10 @@ class Gemma3ForCausalLM:
 
 
 def _block(config: ModelConfig, weights: WeightSource, i: int, spec: LayerSpec) -> Gemma3Block:
-    layer = f"model.layers.{i}"
+    layer, dtype = f"model.layers.{i}", weights.activation_dtype
 
-    def norm(name: str) -> RMSNorm:
-        return weights.norm(f"{layer}.{name}", config.rms_norm_eps, offset=_NORM_OFFSET)
+    def norm(name: str, dtype: torch.dtype = torch.float32) -> RMSNorm:
+        return weights.norm(f"{layer}.{name}", config.rms_norm_eps, offset=_NORM_OFFSET, dtype=dtype)
 
     attention = Attention(
         i,
@@ -88,14 +96,15 @@ def _block(config: ModelConfig, weights: WeightSource, i: int, spec: LayerSpec) 
         weights.linear(f"{layer}.self_attn.o_proj"),
         q_norm=norm("self_attn.q_norm"),
         k_norm=norm("self_attn.k_norm"),
+        dtype=dtype,
     )
     mlp = GatedMLP(
         weights.linear(f"{layer}.mlp.gate_up_proj"), weights.linear(f"{layer}.mlp.down_proj"), config.hidden_act
     )
     norms = (
-        norm("input_layernorm"),
+        norm("input_layernorm", dtype),
         norm("post_attention_layernorm"),
-        norm("pre_feedforward_layernorm"),
+        norm("pre_feedforward_layernorm", dtype),
         norm("post_feedforward_layernorm"),
     )
     return Gemma3Block(attention, mlp, norms)

@@ -7,17 +7,21 @@ from typing import ClassVar
 from torch import Tensor
 
 from octavo.cache.spec import LayerSpec
+from octavo.kernels.rows import Rotation
 from octavo.layers.attention import Attention, AttentionCache
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.norm import RMSNorm
-from octavo.layers.rotary import Rotary, Rotation
+from octavo.layers.rotary import Rotary
 from octavo.models.config import ModelConfig
 from octavo.models.inputs import ForwardInputs
 from octavo.models.weights import WeightSource
 
 
 class LlamaBlock:
-    """x += attention(norm(x)); x += mlp(norm(x)); x is float32."""
+    """x += attention(norm(x)); x += mlp(norm(x)); x is float32.
+
+    The last sum of a block is the first thing that the next one does: with its norm that is one kernel.
+    """
 
     def __init__(self, input_norm: RMSNorm, attention: Attention, mlp_norm: RMSNorm, mlp: GatedMLP) -> None:
         self._input_norm = input_norm
@@ -25,9 +29,10 @@ class LlamaBlock:
         self._mlp_norm = mlp_norm
         self._mlp = mlp
 
-    def __call__(self, x: Tensor, rotation: Rotation, cache: AttentionCache) -> Tensor:
-        x = x + self._attention(self._input_norm(x), rotation, cache)
-        return x + self._mlp(self._mlp_norm(x))
+    def __call__(self, x: Tensor, y: Tensor | None, rotation: Rotation, cache: AttentionCache) -> Tensor:
+        """Adds to x [T, H] in place: first y, if anything. Returns what is to be added next."""
+        attended = self._attention(self._input_norm.after_(x, y), rotation, cache)
+        return self._mlp(self._mlp_norm.after_(x, attended))
 
 
 class LlamaForCausalLM:
@@ -53,7 +58,7 @@ class LlamaForCausalLM:
         return self._rotary.inverse_frequencies
 
     def _block(self, config: ModelConfig, weights: WeightSource, i: int, spec: LayerSpec) -> LlamaBlock:
-        layer, eps = f"model.layers.{i}", config.rms_norm_eps
+        layer, eps, dtype = f"model.layers.{i}", config.rms_norm_eps, weights.activation_dtype
         attention = Attention(
             i,
             spec,
@@ -61,19 +66,22 @@ class LlamaForCausalLM:
             weights.linear(f"{layer}.self_attn.o_proj"),
             q_norm=weights.norm(f"{layer}.self_attn.q_norm", eps) if self.qk_norm else None,
             k_norm=weights.norm(f"{layer}.self_attn.k_norm", eps) if self.qk_norm else None,
+            dtype=dtype,
         )
         mlp = GatedMLP(
             weights.linear(f"{layer}.mlp.gate_up_proj"), weights.linear(f"{layer}.mlp.down_proj"), config.hidden_act
         )
-        input_norm = weights.norm(f"{layer}.input_layernorm", eps)
-        return LlamaBlock(input_norm, attention, weights.norm(f"{layer}.post_attention_layernorm", eps), mlp)
+        input_norm = weights.norm(f"{layer}.input_layernorm", eps, dtype=dtype)
+        mlp_norm = weights.norm(f"{layer}.post_attention_layernorm", eps, dtype=dtype)
+        return LlamaBlock(input_norm, attention, mlp_norm, mlp)
 
     def forward(self, inputs: ForwardInputs, cache: AttentionCache) -> Tensor:
         x = self._embed(inputs.token_ids)
         rotation = self._rotary.at(inputs.positions, inputs.limit)
+        y = None
         for block in self._blocks:
-            x = block(x, rotation, cache)
-        return self._norm(x)
+            y = block(x, y, rotation, cache)
+        return self._norm.after_(x, y)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._head(hidden)

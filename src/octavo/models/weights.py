@@ -54,8 +54,13 @@ class WeightSource:
             return Linear(weight)
         return Linear(weight, torch.cat([self._tensor(bias, torch.float32) for bias in biases]))
 
-    def norm(self, name: str, eps: float, *, offset: float = 0.0) -> RMSNorm:
-        return RMSNorm(self._tensor(f"{name}.weight", torch.float32), eps, offset=offset)
+    @property
+    def activation_dtype(self) -> torch.dtype:
+        """What linears round their inputs to on a GPU; on a CPU their routes differ in that, so float32."""
+        return torch.float32 if self.device.type == "cpu" else self.dtype
+
+    def norm(self, name: str, eps: float, *, offset: float = 0.0, dtype: torch.dtype = torch.float32) -> RMSNorm:
+        return RMSNorm(self._tensor(f"{name}.weight", torch.float32), eps, offset=offset, dtype=dtype)
 
     def embedding_and_head(self, *, tied: bool, scale: float = 1.0) -> tuple[Embedding, Head]:
         """Input embedding and output head; if they are tied and rows can be looked up in the head, they share it."""

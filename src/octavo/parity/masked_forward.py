@@ -12,6 +12,7 @@ from torch import Tensor
 
 from octavo.cache.spec import LayerSpec
 from octavo.engine.loaded_model import LoadedModel
+from octavo.kernels.rows import HeadNorms, Rotation, split_heads
 from octavo.models.inputs import ForwardInputs
 
 
@@ -54,6 +55,14 @@ class MaskedAttention:
         self._specs = loaded.model.kv_layout(loaded.plan.config)
         self._offsets = offsets
         self._keep = keep
+
+    def attend_qkv(
+        self, layer: int, qkv: Tensor, rotation: Rotation, norms: HeadNorms | None, dtype: torch.dtype
+    ) -> Tensor:
+        """qkv [T, (Hq + 2 Hkv) · D] of all tokens; returns [T, Hq, D] in `dtype`."""
+        spec = self._specs[layer]
+        q, k, v = split_heads(qkv, spec.num_q_heads, spec.num_kv_heads, spec.k_dim, rotation, norms)
+        return self.attend(layer, q, k, v).to(dtype)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [T, Hq, Dk], k [T, Hkv, Dk], v [T, Hkv, Dv] of all tokens; returns float32 [T, Hq, Dv]."""

@@ -1,6 +1,7 @@
-"""Attention of one group of layers on a GPU: single tokens by the fused paged decode, the others as `EagerAttention`.
+"""Attention of one group of layers on a GPU by the paged kernels: single tokens, a few tokens, chunks of many.
 
-Owns the block tables on the device; knows neither how a step is cut into work nor the kernels.
+Owns the block tables on the device; knows neither how a step is cut into work nor the kernels. Rows that keep a ring
+are served as by `EagerAttention`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.cache.spec import LayerSpec
+from octavo.kernels.rows import HeadNorms, Rotation
 from octavo.kernels.step_staging import StepStaging
 from octavo.step_batch import StepBatch, StepRow, StorageKind
 from octavo.storage.block_table import BlockTable
@@ -26,22 +28,37 @@ from octavo.storage.plan import GroupPlan
 from octavo.storage.route import Route
 
 if TYPE_CHECKING:
-    from octavo.kernels.triton.paged_decode import DecodeSpec
+    from octavo.kernels.triton.paged_decode import DecodeSpec, PagedDecode
+    from octavo.kernels.triton.paged_prefill import PagedPrefill
+
+
+VERIFY_TOKENS = 8  # of a row that the decode kernel takes as a few queries of one sequence
 
 
 @dataclass(frozen=True, slots=True)
 class FusedPlan:
     """`rows` are where the K/V of the fused tokens go; `tokens` which these are, None if all of them.
 
-    `others` are all other rows, whose packed tokens are `other_tokens`; None where there are none.
+    `kernels` are those that have rows. `others` are all other rows, whose packed tokens are `other_tokens`; None where
+    there are none.
     """
 
     num_tokens: int
     rows: Tensor | None
     tokens: Tensor | None
+    kernels: tuple[PagedDecode | PagedPrefill, ...]
     others: GroupPlan | None
     other_tokens: Tensor | None
     routes: tuple[tuple[Route, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedRows:
+    """Rows of a step that one kernel serves: the place of each one's first token, and where its table begins."""
+
+    rows: list[StepRow]
+    first: list[int]
+    begins: NDArray[np.int64]
 
 
 class FusedAttention:
@@ -53,12 +70,17 @@ class FusedAttention:
         """`staging` takes a step's values to the device: what `plan` puts there is sent before any layer computes, and
         `apply` is called between the two. The last block of `store` is no sequence's where steps are padded.
         """
+        from octavo.kernels.triton.head_rows import HeadShape
         from octavo.kernels.triton.paged_decode import PagedDecode
+        from octavo.kernels.triton.paged_prefill import PagedPrefill
 
         self._spec = spec
         self._device = device
-        self._eager = EagerAttention(spec, block_size, device, "more than one token")
-        self._decode = PagedDecode(_decode_spec(spec, store.codecs, block_size), device, staging)
+        self._eager = EagerAttention(spec, block_size, device, "windowed layers of a dense sequence")
+        compiled = _decode_spec(spec, store.codecs, block_size)
+        self._decode, self._verify = (PagedDecode(compiled, device, staging) for _ in range(2))
+        self._prefill = PagedPrefill(compiled, device, staging)
+        self._heads = HeadShape(spec.num_q_heads, spec.num_kv_heads, spec.k_dim, compiled.k_codec, compiled.v_codec)
         self._staging = staging
         self._block_size = block_size
         self._spare_row = len(next(iter(store.blocks.k.planes().values()))) - block_size
@@ -78,28 +100,30 @@ class FusedAttention:
         return _decode_spec(spec, codecs, block_size).refusal()
 
     def plan(self, batch: StepBatch, group: int, tables: list[BlockTable]) -> FusedPlan:
-        fused: list[StepRow] = []
-        others: list[StepRow] = []
-        tokens: list[int] = []
-        other_tokens: list[int] = []
-        is_fused = [row.storage is StorageKind.PAGED and row.num_tokens == 1 for row in batch.rows]
-        q0 = 0
-        for row, single in zip(batch.rows, is_fused, strict=True):
-            (fused if single else others).append(row)
-            (tokens if single else other_tokens).extend(range(q0, q0 + row.num_tokens))
-            q0 += row.num_tokens
+        kept_in_rings = self._spec.window is not None
+        routes = [_route(row, kept_in_rings) for row in batch.rows]
+        ends = np.cumsum([row.num_tokens for row in batch.rows], dtype=np.int64)
+        first = [int(end) - row.num_tokens for row, end in zip(batch.rows, ends, strict=True)]
+        served = [i for i, (route, _) in enumerate(routes) if route is not Route.RING]
+        mixed = 0 < len(served) < len(routes)
+        others = [row for row, (route, _) in zip(batch.rows, routes, strict=True) if route is Route.RING]
         rest = self._eager.plan(StepBatch(tuple(others)), group, tables) if others else None
-        rest_routes = iter(self._eager.routes(rest)) if rest is not None else iter(())
-        routes = tuple((Route.FUSED_DECODE, "one token") if single else next(rest_routes) for single in is_fused)
-        rows = self._plan_decode(fused, tokens, group, tables) if fused else None
-        mixed = fused and others
+        rows = None
+        kernels: tuple[PagedDecode | PagedPrefill, ...] = ()
+        if served:
+            mine = [batch.rows[i] for i in served]
+            theirs = [tables[row.slot] for row in mine]
+            begins = self._tables.update([row.slot for row in mine], theirs, group, len(tables))
+            kernels = self._plan_kernels(PlacedRows(mine, [first[i] for i in served], begins), tables)
+            rows = self._staging.put(_stored_rows(mine, theirs, group))
         return FusedPlan(
-            q0,
+            int(ends[-1]) if len(ends) else 0,
             rows,
-            self._staging.put(np.array(tokens)) if mixed else None,
+            self._staging.put(_tokens(batch, routes, ring=False)) if mixed else None,
+            kernels,
             rest,
-            self._staging.put(np.array(other_tokens)) if mixed else None,
-            routes,
+            self._staging.put(_tokens(batch, routes, ring=True)) if mixed else None,
+            tuple(routes),
         )
 
     def plan_padded(self, batch: StepBatch, group: int, tables: list[BlockTable], num_rows: int) -> FusedPlan:
@@ -107,9 +131,14 @@ class FusedAttention:
 
         What is launched depends on their number and on little else: see `fixture`.
         """
-        rows = list(batch.rows)
-        stored = self._plan_decode(rows, list(range(len(rows))), group, tables, num_rows - len(rows), fixed=True)
-        return FusedPlan(num_rows, stored, None, None, None, ((Route.FUSED_DECODE, "one token"),) * len(rows))
+        rows, padding = list(batch.rows), num_rows - len(batch.rows)
+        theirs = [tables[row.slot] for row in rows]
+        begins = self._tables.update([row.slot for row in rows], theirs, group, len(tables))
+        self._plan_queries(self._decode, PlacedRows(rows, list(range(len(rows))), begins), tables, padding, fixed=True)
+        spare = [self._spare_row + i % self._block_size for i in range(padding)]
+        stored = self._staging.put(np.concatenate((_stored_rows(rows, theirs, group), np.array(spare, dtype=np.int64))))
+        routes = ((Route.FUSED_DECODE, "one token"),) * len(rows)
+        return FusedPlan(num_rows, stored, None, (self._decode,), None, None, routes)
 
     def stage(self) -> None:
         """Put the rest of what a step needs, whose size says nothing of its launches, among what is sent."""
@@ -128,63 +157,154 @@ class FusedAttention:
         return plan.routes
 
     def compute(self, plan: FusedPlan, store: LayerStore, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        from octavo.kernels.triton.paged_decode import StoredRows
-
         if plan.rows is None:
             assert plan.others is not None
             return self._eager.compute(plan.others, store, q, k, v)
-        out = torch.empty(plan.num_tokens, self._spec.num_q_heads, self._spec.v_dim, device=self._device)
         if plan.tokens is None:
             store.blocks.write(plan.rows, k, v)
         else:
             store.blocks.write(plan.rows, k[plan.tokens], v[plan.tokens])
         packed = q if q.stride(2) == 1 and q.stride(1) == q.shape[2] else q.contiguous()
-        keys, values = StoredRows.of(store.blocks.k.planes()), StoredRows.of(store.blocks.v.planes())
-        self._decode.run(packed, keys, values, self._tables.device_ids, out, store.sinks)
+        out = self._attend(plan, store, packed, torch.float32)
         picked = plan.other_tokens
         if plan.others is not None and picked is not None:
             out.index_copy_(0, picked, self._eager.compute(plan.others, store, q[picked], k[picked], v[picked]))
         return out
 
-    def _plan_decode(
+    def takes_qkv(self, plan: FusedPlan) -> bool:
+        """Whether `compute_qkv` serves the step."""
+        return plan.others is None and self._heads.refusal() is None
+
+    def compute_qkv(
         self,
-        rows: list[StepRow],
-        tokens: list[int],
-        group: int,
+        plan: FusedPlan,
+        store: LayerStore,
+        qkv: Tensor,
+        rotation: Rotation,
+        norms: HeadNorms | None,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """`compute` from what a linear gives: one kernel normalises, rotates, encodes and stores. Returns `dtype`."""
+        from octavo.kernels.triton.head_rows import rotate_and_store_heads
+        from octavo.kernels.triton.paged_decode import StoredRows
+
+        assert plan.rows is not None
+        keys, values = StoredRows.of(store.blocks.k.planes()), StoredRows.of(store.blocks.v.planes())
+        q = rotate_and_store_heads(self._heads, qkv, rotation, norms, plan.rows, keys, values, torch.float32)
+        return self._attend(plan, store, q, dtype)
+
+    def _attend(self, plan: FusedPlan, store: LayerStore, q: Tensor, dtype: torch.dtype) -> Tensor:
+        """Over K and V that are stored already."""
+        from octavo.kernels.triton.paged_decode import StoredRows
+
+        out = torch.empty(plan.num_tokens, self._spec.num_q_heads, self._spec.v_dim, dtype=dtype, device=self._device)
+        keys, values = StoredRows.of(store.blocks.k.planes()), StoredRows.of(store.blocks.v.planes())
+        for kernel in plan.kernels:
+            kernel.run(q, keys, values, self._tables.device_ids, out, store.sinks)
+        return out
+
+    def _plan_kernels(self, placed: PlacedRows, tables: list[BlockTable]) -> tuple[PagedDecode | PagedPrefill, ...]:
+        """Plan each kernel that has rows."""
+        counts = np.array([row.num_tokens for row in placed.rows])
+        kernels: list[PagedDecode | PagedPrefill] = []
+        for decode, mask in ((self._decode, counts == 1), (self._verify, (counts > 1) & (counts <= VERIFY_TOKENS))):
+            if mask.any():
+                self._plan_queries(decode, _chosen(placed, mask), tables)
+                kernels.append(decode)
+        if (counts > VERIFY_TOKENS).any():
+            self._plan_chunks(_chosen(placed, counts > VERIFY_TOKENS), tables)
+            kernels.append(self._prefill)
+        return tuple(kernels)
+
+    def _plan_queries(
+        self,
+        decode: PagedDecode,
+        placed: PlacedRows,
         tables: list[BlockTable],
         padding: int = 0,
         *,
         fixed: bool = False,
-    ) -> Tensor:
-        """Plan single tokens at the places `tokens` of the step; returns the stored row of each.
-
-        `padding` more see nothing, and are stored where nobody looks.
-        """
+    ) -> None:
+        """Plan rows of one or a few tokens, and `padding` more that see nothing."""
         from octavo.kernels.triton.decode_plan import DecodeRows, first_visible
 
-        theirs = [tables[row.slot] for row in rows]
-        begins = self._tables.update([row.slot for row in rows], theirs, group, len(tables))
-        stop = _padded([row.rope_stop for row in rows], padding)
-        keep = skip = None
-        columns = stop
-        if any(table.skip for table in theirs):
-            keep, skip = (_padded(values, padding) for values in ([t.keep for t in theirs], [t.skip for t in theirs]))
-            columns = stop + np.where(stop > keep, skip, 0)
-        self._decode.plan(
+        stop = _padded([row.rope_stop for row in placed.rows], padding)
+        counts = _padded([row.num_tokens for row in placed.rows], padding)
+        keep, skip = _gaps(placed.rows, tables, padding)
+        columns = stop if keep is None or skip is None else stop + np.where(stop > keep, skip, 0)
+        ends_of_first = np.maximum(columns - counts + 1, 0) if len(counts) else columns
+        decode.plan(
             DecodeRows(
-                first_query=np.array([*tokens, *range(len(tokens), len(tokens) + padding)]),
-                num_queries=_padded([1] * len(rows), padding),
-                first_column=first_visible(columns, self._spec.window, keep, skip),
+                first_query=np.array([*placed.first, *range(len(placed.first), len(placed.first) + padding)]),
+                num_queries=counts,
+                first_column=first_visible(ends_of_first, self._spec.window, keep, skip),
                 columns=columns,
-                table_begin=np.concatenate((begins, np.zeros(padding, dtype=np.int64))),
+                table_begin=np.concatenate((placed.begins, np.zeros(padding, dtype=np.int64))),
                 keep=keep,
                 skip=skip,
             ),
             fixed=fixed,
         )
-        stored = [table.stored_row(group, row.rope_start) for row, table in zip(rows, theirs, strict=True)]
-        spare = [self._spare_row + i % self._block_size for i in range(padding)]
-        return self._staging.put(np.array(stored + spare, dtype=np.int64))
+
+    def _plan_chunks(self, placed: PlacedRows, tables: list[BlockTable]) -> None:
+        from octavo.kernels.triton.prefill_plan import PrefillRows
+
+        keep, skip = _gaps(placed.rows, tables, 0)
+        self._prefill.plan(
+            PrefillRows(
+                first_query=np.array(placed.first, dtype=np.int64),
+                num_tokens=np.array([row.num_tokens for row in placed.rows], dtype=np.int64),
+                start=np.array([row.rope_start for row in placed.rows], dtype=np.int64),
+                table_begin=placed.begins,
+                keep=keep,
+                skip=skip,
+            )
+        )
+
+
+def _route(row: StepRow, kept_in_rings: bool) -> tuple[Route, str]:
+    if row.storage is StorageKind.DENSE:
+        if kept_in_rings:
+            return Route.RING, "windowed layers of a dense sequence"
+        return Route.DENSE, "dense sequence"
+    if row.num_tokens == 1:
+        return Route.FUSED_DECODE, "one token"
+    if row.num_tokens <= VERIFY_TOKENS:
+        return Route.FUSED_VERIFY, "a few tokens"
+    return Route.VARLEN_PREFILL, "a chunk"
+
+
+def _tokens(batch: StepBatch, routes: list[tuple[Route, str]], *, ring: bool) -> NDArray[np.int64]:
+    """Places of the tokens that go to rings, or of the others."""
+    counts = [row.num_tokens for row in batch.rows]
+    picked = np.repeat([(route is Route.RING) == ring for route, _ in routes], counts)
+    return np.flatnonzero(picked).astype(np.int64)
+
+
+def _chosen(placed: PlacedRows, mask: NDArray[np.bool_]) -> PlacedRows:
+    if mask.all():
+        return placed
+    picked = np.flatnonzero(mask).tolist()
+    return PlacedRows([placed.rows[i] for i in picked], [placed.first[i] for i in picked], placed.begins[mask])
+
+
+def _stored_rows(rows: list[StepRow], tables: list[BlockTable], group: int) -> NDArray[np.int64]:
+    """Where the tokens of the rows are stored, whose tables these are."""
+    if all(row.num_tokens == 1 for row in rows):
+        stored = [table.stored_row(group, row.rope_start) for row, table in zip(rows, tables, strict=True)]
+        return np.array(stored, dtype=np.int64)
+    pairs = zip(rows, tables, strict=True)
+    return np.concatenate([table.slot_mapping(group, row.rope_start, row.rope_stop) for row, table in pairs])
+
+
+def _gaps(
+    rows: list[StepRow], tables: list[BlockTable], padding: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]] | tuple[None, None]:
+    """`keep` and `skip` of the rows' tables, if any has a gap."""
+    theirs = [tables[row.slot] for row in rows]
+    if not any(table.skip for table in theirs):
+        return None, None
+    return _padded([table.keep for table in theirs], padding), _padded([table.skip for table in theirs], padding)
 
 
 def _padded(values: list[int], count: int) -> NDArray[np.int64]:

@@ -17,6 +17,7 @@ class Route(Enum):
     RING = "ring"
     GATHER = "gather"
     FUSED_DECODE = "fused_decode"
+    FUSED_VERIFY = "fused_verify"
     VARLEN_PREFILL = "varlen_prefill"
 
 

@@ -1,0 +1,17 @@
+"""What a device's launches may use. Knows no kernel."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+
+@cache
+def dependent_launch(device: torch.device) -> bool:
+    """Whether a kernel may start while the one before it ends, and wait where it must (programmatic dependent launch).
+
+    A kernel that is launched so waits in every program before it reads or writes what others write or read.
+    """
+    cuda = device.type == "cuda" and torch.version.cuda is not None
+    return cuda and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -1,0 +1,127 @@
+"""Paged attention of chunks of several tokens, for one group of layers on a device: a plan per step, then one launch
+for each layer. What a block table holds and which rows take this route is the caller's.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.step_staging import StepStaging
+from octavo.kernels.triton.launch import dependent_launch
+from octavo.kernels.triton.paged_decode import DecodeSpec, StoredRows
+from octavo.kernels.triton.prefill_plan import TILE_FIELDS, PrefillRows, build_tiles
+from octavo.kernels.triton.prefill_tiles import prefill_tiles
+
+_CODECS = {"f32": 0, "f16": 0, "bf16": 0, "q8_0": 1, "q4_0": 2}
+
+# Up to this column, a query tile keeps the precision of 32-bit operands. Beyond, many rounded weights average out.
+_PRECISE_END = 256
+_PRECISE_END_QUANTISED = 512
+_PRECISE_END_BF16 = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTile:
+    """`block_m` query rows (tokens times heads of a group) by `block_n` columns at a time."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+class PagedPrefill:
+    """The launches of one group of layers. Owned by one thread; `plan` for a step, then `run` for each layer."""
+
+    def __init__(
+        self,
+        spec: DecodeSpec,
+        device: torch.device,
+        staging: StepStaging | None = None,
+        tile: PrefillTile | None = None,
+    ) -> None:
+        """`staging` is what the caller sends between `plan` and `run`; without one, `plan` sends its own."""
+        refusal = spec.refusal()
+        assert refusal is None, refusal
+        self.spec = spec
+        self._shared, self._staging = staging, staging or StepStaging(device)
+        self._dependent = dependent_launch(device)
+        self._tile = tile or best_tile(max(spec.k_dim, spec.v_dim), spec.bits)
+        self._tiles = torch.zeros(0, TILE_FIELDS, dtype=torch.int32, device=device)
+        self._gaps = False
+
+    @property
+    def tokens(self) -> int:
+        """Of a query tile."""
+        return self._tile.block_m // self.spec.group
+
+    def plan(self, rows: PrefillRows) -> None:
+        """Cut a step's chunks into query tiles and hand them to the device, in stream order, without waiting for it."""
+        tiles = build_tiles(rows, self.tokens, self.spec.window)
+        if self._shared is None:
+            self._staging.begin()
+        self._tiles = self._staging.put(tiles.ravel()).view(-1, TILE_FIELDS)
+        if self._shared is None:
+            self._staging.send()
+        self._gaps = rows.has_gaps
+
+    def run(
+        self, q: Tensor, k: StoredRows, v: StoredRows, table: Tensor, out: Tensor, sinks: Tensor | None = None
+    ) -> None:
+        """Attend. q [T, Hq, Dk] of any floating dtype with contiguous heads, out [T, Hq, Dv], table int32 (flat).
+
+        K and V of the chunks are stored already. Rows of no chunk are left alone. Waits for nothing, allocates nothing.
+        """
+        spec, tile = self.spec, self._tile
+        if not len(self._tiles):
+            return
+        prefill_tiles[(len(self._tiles), spec.num_kv_heads)](
+            q,
+            out,
+            k.data,
+            v.data,
+            k.data if k.scales is None else k.scales,
+            v.data if v.scales is None else v.scales,
+            table,
+            self._tiles,
+            q if sinks is None else sinks,
+            spec.scale * math.log2(math.e),
+            spec.window or 0,
+            k.data.shape[0] // spec.block_size,
+            q.stride(0),
+            HQ=spec.num_q_heads,
+            HKV=spec.num_kv_heads,
+            DK=spec.k_dim,
+            DV=spec.v_dim,
+            BLOCK_SIZE=spec.block_size,
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            K_CODEC=_CODECS[spec.k_codec],
+            V_CODEC=_CODECS[spec.v_codec],
+            HAS_WINDOW=spec.window is not None,
+            HAS_GAPS=self._gaps,
+            HAS_SINKS=sinks is not None,
+            PRECISE_END=_precise_end(spec),
+            DEPENDENT=self._dependent,
+            STAGES=tile.num_stages,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+            **({"launch_pdl": True} if self._dependent else {}),
+        )
+
+
+def best_tile(dim: int, bits: int) -> PrefillTile:
+    """Launch settings for heads of `dim` elements, `bits` each."""
+    if dim > 128:
+        return PrefillTile(128, 32 if bits < 16 else 64, 8, 2)
+    return PrefillTile(128, 64, 8 if dim > 64 else 4, 3 if bits == 16 else 2)
+
+
+def _precise_end(spec: DecodeSpec) -> int:
+    if "bf16" in (spec.k_codec, spec.v_codec):
+        return _PRECISE_END_BF16
+    return _PRECISE_END if spec.bits == 16 else _PRECISE_END_QUANTISED

@@ -1,0 +1,211 @@
+"""Attention of a chunk of query tokens over its sequence's stored blocks: one program per query tile and K/V head.
+
+Columns are walked in tiles that begin at absolute multiples, and what a row cannot see changes none of its bits. So a
+row's result is the same however its prompt is cut into chunks.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from octavo.kernels.triton.decode_split import LOWEST, block_ids
+from octavo.kernels.triton.prefill_operands import (
+    load_operand,
+    load_queries,
+    store_sums,
+    tile_scores,
+    tile_sums,
+    zero_sums,
+)
+
+
+@triton.jit
+def prefill_tiles(
+    q_ptr,
+    out_ptr,
+    k_ptr,
+    v_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
+    table_ptr,
+    items_ptr,
+    sinks_ptr,
+    scale_log2,
+    window,
+    num_blocks,
+    q_stride,
+    HQ: tl.constexpr,
+    HKV: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    K_CODEC: tl.constexpr,
+    V_CODEC: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_GAPS: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    PRECISE_END: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Grid (query tiles, HKV). A tile is 8 int32, see `prefill_plan.py`:
+
+        first query row, tokens, column of the first, table offset, first visible column, keep, skip, whole tile's end
+
+    Tiles that end up to column PRECISE_END multiply in two halves what rounding to 16 bits would lose.
+    """
+    item_ptr = items_ptr + tl.program_id(0) * 8
+    if DEPENDENT:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    num_tokens = tl.load(item_ptr + 1)
+    if num_tokens == 0:
+        return
+    if tl.load(item_ptr + 7) <= PRECISE_END:
+        attend_tile(
+            q_ptr, out_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, item_ptr, sinks_ptr, scale_log2, window,
+            num_blocks, q_stride, HQ, HKV, DK, DV, BLOCK_SIZE, BLOCK_M, BLOCK_N, K_CODEC, V_CODEC, HAS_WINDOW, HAS_GAPS,
+            HAS_SINKS, True, 1,
+        )  # fmt: skip
+    else:
+        attend_tile(
+            q_ptr, out_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, item_ptr, sinks_ptr, scale_log2, window,
+            num_blocks, q_stride, HQ, HKV, DK, DV, BLOCK_SIZE, BLOCK_M, BLOCK_N, K_CODEC, V_CODEC, HAS_WINDOW, HAS_GAPS,
+            HAS_SINKS, False, STAGES,
+        )  # fmt: skip
+
+
+@triton.jit
+def attend_tile(
+    q_ptr, out_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, item_ptr, sinks_ptr, scale_log2, window,
+    num_blocks, q_stride, HQ: tl.constexpr, HKV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, K_CODEC: tl.constexpr,
+    V_CODEC: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_GAPS: tl.constexpr, HAS_SINKS: tl.constexpr,
+    PRECISE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """One tile.
+
+        columns   begin .......... | ............... | first ... end
+                  window and gap:    seen by every     causal:
+                  masked             row: unmasked     masked
+
+    A tile with a block id that does not exist is masked all through, so that none of its columns is read.
+    """
+    q0 = tl.load(item_ptr)
+    num_tokens = tl.load(item_ptr + 1)
+    first = tl.load(item_ptr + 2)
+    table_ptr += tl.load(item_ptr + 3)
+    begin = tl.load(item_ptr + 4)
+    keep = 0
+    skip = 0
+    if HAS_GAPS:
+        keep = tl.load(item_ptr + 5)
+        skip = tl.load(item_ptr + 6)
+    end = first + num_tokens
+    head = tl.program_id(1)
+    GROUP: tl.constexpr = HQ // HKV
+    # Row m of the tile is query head m % GROUP of this K/V head, in token m // GROUP.
+    m = tl.arange(0, BLOCK_M)
+    t = m // GROUP
+    q_head = head * GROUP + m % GROUP
+    real = t < num_tokens
+    q = load_queries(q_ptr + (q0 + t).to(tl.int64) * q_stride + q_head * DK, real, k_ptr, DK, K_CODEC, PRECISE)
+    last = first + t
+    top = tl.full([BLOCK_M], LOWEST, tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = zero_sums(BLOCK_M, DV, V_CODEC)
+
+    start = begin // BLOCK_N * BLOCK_N
+    if not PRECISE:
+        clear = start
+        if HAS_WINDOW:
+            clear = tl.maximum(clear, end - window)
+        if HAS_GAPS:
+            clear = tl.maximum(clear, tl.where(skip > 0, keep + skip, 0))
+        if HAS_WINDOW or HAS_GAPS:
+            clear = tl.minimum((clear + BLOCK_N - 1) // BLOCK_N, (end + BLOCK_N - 1) // BLOCK_N) * BLOCK_N
+            acc, top, total = walk(
+                q, acc, top, total, start, clear, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, last, begin, end,
+                keep, skip, window, scale_log2, num_blocks, head, HKV, DK, DV, BLOCK_SIZE, BLOCK_N, K_CODEC, V_CODEC,
+                HAS_WINDOW, HAS_GAPS, True, PRECISE, 1,
+            )  # fmt: skip
+        diagonal = tl.maximum((first + 1) // BLOCK_N * BLOCK_N, clear)
+        if not all_blocks_exist(table_ptr, begin, end, num_blocks, BLOCK_SIZE):
+            diagonal = clear
+        acc, top, total = walk(
+            q, acc, top, total, clear, diagonal, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, last, begin, end,
+            keep, skip, window, scale_log2, num_blocks, head, HKV, DK, DV, BLOCK_SIZE, BLOCK_N, K_CODEC, V_CODEC,
+            HAS_WINDOW, HAS_GAPS, False, PRECISE, STAGES,
+        )  # fmt: skip
+        start = diagonal
+    acc, top, total = walk(
+        q, acc, top, total, start, end, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, last, begin, end, keep, skip,
+        window, scale_log2, num_blocks, head, HKV, DK, DV, BLOCK_SIZE, BLOCK_N, K_CODEC, V_CODEC, HAS_WINDOW, HAS_GAPS,
+        True, PRECISE, 1,
+    )  # fmt: skip
+
+    if HAS_SINKS:
+        sink = tl.load(sinks_ptr + q_head, mask=real, other=0.0) * 1.4426950408889634
+        higher = tl.maximum(top, sink)
+        fade = tl.exp2(top - higher)
+        share = tl.where(total == 0, 0.0, fade / (total * fade + tl.exp2(sink - higher)))
+    else:
+        share = 1.0 / tl.where(total == 0, 1.0, total)
+    store_sums(out_ptr + ((q0 + t).to(tl.int64) * HQ + q_head) * DV, acc, share, real, DV, V_CODEC)
+
+
+@triton.jit
+def all_blocks_exist(table_ptr, begin, end, num_blocks, BLOCK_SIZE: tl.constexpr):
+    worst = 0
+    step = tl.arange(0, 1024)
+    for block in tl.range(begin // BLOCK_SIZE, (end + BLOCK_SIZE - 1) // BLOCK_SIZE, 1024):
+        there = (block + step) * BLOCK_SIZE < end
+        ids = tl.load(table_ptr + block + step, mask=there, other=0)
+        worst = tl.maximum(worst, tl.max(((ids < 0) | (ids >= num_blocks)).to(tl.int32), 0))
+    return worst == 0
+
+
+@triton.jit
+def walk(
+    q, acc, top, total, start, stop, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, last, begin, end, keep, skip,
+    window, scale_log2, num_blocks, head, HKV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, K_CODEC: tl.constexpr, V_CODEC: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_GAPS: tl.constexpr, MASKED: tl.constexpr, PRECISE: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """Attend over columns `[start, stop)`, start a multiple of BLOCK_N; those that are hidden only if MASKED."""
+    cols = start + tl.arange(0, BLOCK_N)
+    ids = block_ids(table_ptr, cols, end, BLOCK_SIZE)
+    for _ in tl.range(start, stop, BLOCK_N, num_stages=STAGES):
+        visible = (cols >= begin) & (ids >= 0) & (ids < num_blocks)
+        rows = ids.to(tl.int64) * BLOCK_SIZE + cols % BLOCK_SIZE
+        next_cols = cols + BLOCK_N
+        ids = block_ids(table_ptr, next_cols, end, BLOCK_SIZE)
+        if MASKED and HAS_GAPS:
+            visible &= (cols < keep) | (cols >= keep + skip)
+        k = load_operand(k_ptr, k_scale_ptr, rows, visible, head, HKV, DK, K_CODEC, PRECISE, MASKED)
+        s = tile_scores(q, k, K_CODEC, PRECISE)
+        if MASKED:
+            seen = visible[None, :] & (cols[None, :] <= last[:, None])
+            if HAS_WINDOW:
+                if HAS_GAPS:
+                    position = tl.where(cols < keep, cols, cols - skip)
+                    seen &= position[None, :] > (last - skip - window)[:, None]
+                else:
+                    seen &= cols[None, :] > (last - window)[:, None]
+            s = tl.where(seen, s, float("-inf"))
+        higher = tl.maximum(top, tl.max(s, 1) * scale_log2)
+        # Fused in so many words: loops that differ in their masks must not differ in their rounding.
+        p = tl.exp2(
+            tl.fma(s, tl.full(s.shape, 1.0, tl.float32) * scale_log2, tl.broadcast_to(-higher[:, None], s.shape))
+        )
+        fade = tl.exp2(top - higher)
+        top = higher
+        total = tl.fma(total, fade, tl.sum(p, 1))
+        v = load_operand(v_ptr, v_scale_ptr, rows, visible, head, HKV, DV, V_CODEC, PRECISE, MASKED)
+        acc = tile_sums(acc, p, fade, v, V_CODEC, PRECISE)
+        cols = next_cols
+    return acc, top, total

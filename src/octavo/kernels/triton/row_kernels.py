@@ -1,0 +1,66 @@
+"""Norms with their residual sum, and gates: one program per row of a step, so that no row depends on another."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def add_norm(
+    x_ptr,
+    y_ptr,
+    inner_ptr,
+    weight_ptr,
+    out_ptr,
+    width,
+    eps,
+    inner_eps,
+    BLOCK: tl.constexpr,
+    HAS_Y: tl.constexpr,
+    HAS_INNER: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Grid (rows). x [T, N] float32 += y [T, N], or + rms_norm(y) · inner [N]; out [T, N] = rms_norm(x) · weight [N].
+
+    Without y, x is only read.
+    """
+    n = tl.arange(0, BLOCK)
+    mask = n < width
+    weight = tl.load(weight_ptr + n, mask=mask, other=0.0)
+    if HAS_INNER:
+        inner = tl.load(inner_ptr + n, mask=mask, other=0.0)
+    # Weights are older than the step: only what comes now waits for the kernel in front.
+    if DEPENDENT:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    at = tl.program_id(0).to(tl.int64) * width + n
+    x = tl.load(x_ptr + at, mask=mask, other=0.0)
+    if HAS_Y:
+        y = tl.load(y_ptr + at, mask=mask, other=0.0).to(tl.float32)
+        if HAS_INNER:
+            y = y / tl.sqrt(tl.sum(y * y, 0) / width + inner_eps) * inner
+        x += y
+        tl.store(x_ptr + at, x, mask=mask)
+    out = x / tl.sqrt(tl.sum(x * x, 0) / width + eps) * weight
+    tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def gate_rows(x_ptr, out_ptr, width, BLOCK: tl.constexpr, GELU: tl.constexpr, DEPENDENT: tl.constexpr):
+    """Grid (rows, parts of N). x [T, 2 N], gates before values -> out [T, N] = activation(gates) · values."""
+    if DEPENDENT:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = n < width
+    gates = tl.load(x_ptr + row * 2 * width + n, mask=mask, other=0.0).to(tl.float32)
+    values = tl.load(x_ptr + (row * 2 + 1) * width + n, mask=mask, other=0.0).to(tl.float32)
+    if GELU:
+        # (1 + tanh(z)) / 2 is 1 / (1 + exp(-2 z)).
+        z = 0.7978845608028654 * (gates + 0.044715 * gates * gates * gates)
+        active = gates / (1.0 + tl.exp(-2.0 * z))
+    else:
+        active = gates / (1.0 + tl.exp(-gates))
+    tl.store(out_ptr + row * width + n, (active * values).to(out_ptr.dtype.element_ty), mask=mask)
