@@ -72,6 +72,15 @@ def test_a_vector_is_bitwise_the_same_alone_batched_chunked_cached_and_in_any_st
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
+def test_a_prompt_that_fills_the_context_is_embedded(loaded: LoadedModel, pooling: Pooling) -> None:
+    prompt = prompt_of(512)
+    filled, shorter = vectors(engine(loaded), prompt, prompt[:511], pooling=pooling)
+    assert math.isclose(math.hypot(*filled), 1.0, rel_tol=1e-6) and filled != shorter
+    [chunked] = vectors(engine(loaded, StorageKind.DENSE, prefill_chunk=48), prompt, pooling=pooling)
+    assert chunked == filled
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
 def test_a_prompt_is_embedded_beside_requests_that_generate_and_does_not_change_them(
     loaded: LoadedModel, pooling: Pooling
 ) -> None:
@@ -126,8 +135,8 @@ def test_what_cannot_be_embedded_is_refused(loaded: LoadedModel) -> None:
         llm.embed("x", pooling="max")  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="the prompt has 0 tokens"):
         llm.embed([[]])
-    with pytest.raises(InvalidRequest, match="shorten it to at most 511"):
-        llm.embed([prompt_of(512)])
+    with pytest.raises(InvalidRequest, match="shorten it to at most 512"):
+        llm.embed([prompt_of(513)])
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)

@@ -18,7 +18,7 @@ from octavo.llm import LLM
 from octavo.outputs import RequestOutput, TokenLogprobs
 from octavo.sampling_params import SamplingParams
 from octavo.step_batch import StorageKind
-from tests.engine.tiny_engines import Driver, prompt_of
+from tests.engine.tiny_engines import STORAGES, Driver, prompt_of
 
 SCORE = SamplingParams(max_tokens=0, prompt_logprobs=2)
 Scores = tuple[TokenLogprobs | None, ...]
@@ -48,6 +48,20 @@ def test_a_prompt_is_scored_to_its_last_token_without_generating(loaded: LoadedM
     choice = output.outputs[0]
     assert (choice.text, choice.token_ids, choice.finish_reason) == ("", (), "length")
     assert output.usage.completion_tokens == 0
+
+
+@pytest.mark.parametrize("storage", STORAGES, ids=lambda s: s.value)
+def test_a_prompt_that_fills_the_context_is_scored_and_a_longer_one_refused(
+    loaded: LoadedModel, storage: StorageKind
+) -> None:
+    llm, prompt = engine(loaded, storage), prompt_of(512)
+    entries = scored(llm.generate(prompt, SCORE)[0])
+    assert [each.token_id for each in entries if each is not None] == list(prompt[1:])
+    assert entries[:300] == scored(llm.generate(prompt[:300], SCORE)[0])
+    with pytest.raises(InvalidRequest, match=r"513 tokens; the context holds 512: shorten it to at most 512"):
+        llm.generate((*prompt, 5), SCORE)
+    with pytest.raises(InvalidRequest, match=r"512 tokens; the context holds 512, one of them for output"):
+        llm.generate(prompt, SamplingParams(max_tokens=1))
 
 
 def test_scores_are_the_log_probabilities_that_generation_reports(loaded: LoadedModel) -> None:

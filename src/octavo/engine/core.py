@@ -174,7 +174,7 @@ class EngineCore:
             start.check_model(self.identity)
             self.runner.cache.check(start)
             start.check_prefix_of(request.prompt_token_ids)
-        num_output, wanted = limit - len(request.prompt_token_ids), request.params.max_tokens
+        num_output, wanted = max(1, limit - len(request.prompt_token_ids)), request.params.max_tokens
         keep, shifts = 0, self._shifts and limit == self.max_context
         if shifts:
             num_output, keep = MAX_COUNT if wanted is None else wanted, self._keep

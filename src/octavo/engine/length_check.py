@@ -22,24 +22,26 @@ def most_tokens(request: Request, model: ModelConfig, ledger: Ledger) -> int:
         raise InvalidRequest(
             f"the prompt has token id {shown(bad)}; the vocabulary has ids 0 to {model.vocab_size - 1}"
         )
-    if len(prompt) >= ledger.max_context:
-        raise _too_long(len(prompt), model, ledger)
+    room = 0 if request.generates_nothing else 1
+    if len(prompt) + room > ledger.max_context:
+        raise _too_long(len(prompt), room, model, ledger)
     request.params.check_vocabulary(model.vocab_size)
     wanted = request.params.max_tokens
-    # One that generates nothing still computes its last token, which makes room for one more.
+    # One that generates nothing still computes a token after its last, for which there need be no room.
     return ledger.max_context if wanted is None else min(ledger.max_context, len(prompt) + max(1, wanted))
 
 
-def _too_long(num_prompt: int, model: ModelConfig, ledger: Ledger) -> OctavoError:
+def _too_long(num_prompt: int, room: int, model: ModelConfig, ledger: Ledger) -> OctavoError:
     most, limit = ledger.max_context, ledger.context_limit
+    output = ", one of them for output" if room else ""
     if most < limit:
         return CapacityError(
-            f"the prompt has {num_prompt} tokens; the K/V memory holds {most} of one sequence, one of them for "
-            f"output: shorten it to at most {most - 1}, or raise the kv budget"
+            f"the prompt has {num_prompt} tokens; the K/V memory holds {most} of one sequence{output}: "
+            f"shorten it to at most {most - room}, or raise the kv budget"
         )
     longest = model.max_position_embeddings
     remedy = f" or raise the max context (this model takes {longest})" if limit < longest else ""
     return InvalidRequest(
-        f"the prompt has {num_prompt} tokens; the context holds {limit}, one of them for output: "
-        f"shorten it to at most {limit - 1}{remedy}"
+        f"the prompt has {num_prompt} tokens; the context holds {limit}{output}: shorten it to at most "
+        f"{limit - room}{remedy}"
     )

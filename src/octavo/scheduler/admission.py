@@ -22,13 +22,13 @@ def admit_to_queue(
     """Check that `state` could run in an otherwise empty pool, and work out its blocks and, in a domain, its prefix.
 
     A paged request is promised blocks for the tokens it has, a dense one, or one with `reserve`, for all that it may
-    come to have. Raises `InvalidRequest` if it has no prompt or no room for a new token, `CapacityError` if it can
-    never fit.
+    come to have. Raises `InvalidRequest` if it has no prompt or no room for a new token that it wants, `CapacityError`
+    if it can never fit.
     """
     num_prompt, total = len(state.request.prompt_token_ids), state.max_total_tokens
     if num_prompt == 0:
         raise InvalidRequest("the prompt has 0 tokens; give at least 1")
-    if total <= num_prompt:
+    if total <= num_prompt and not (total == num_prompt and state.request.generates_nothing):
         raise InvalidRequest(
             f"the prompt has {num_prompt} tokens and the request may have {total} in all, which leaves none to "
             f"generate; shorten the prompt to at most {total - 1} tokens or raise the context limit"
