@@ -121,6 +121,28 @@ def test_a_lone_request_that_fails_ends_and_several_in_a_row_are_the_engines_fau
         driver.step()
 
 
+@both_storages
+@pytest.mark.parametrize("part", ["push", "finish"])
+def test_a_request_of_whose_token_no_text_can_be_made_ends_alone_with_the_cause(load, storage, part, monkeypatch):
+    loaded = load()
+    driver = Driver(loaded, storage, max_num_seqs=4)
+    submit(driver)
+    driver.step()
+    detokenizer = driver.core._live["b"].output._detokenizer
+
+    def fail(*arguments):
+        raise KeyError("a token without bytes")
+
+    monkeypatch.setattr(detokenizer, part, fail)
+    events = []
+    while driver.core.has_work:
+        events += driver.step()
+    (last,) = [event for event in events if event.delta.request_id == "b" and event.delta.finish_reason]
+    assert (last.delta.finish_reason, last.fault) == ("error", "fault")
+    assert last.error is not None and last.error.startswith("KeyError: 'a token without bytes' (")
+    assert_others_unharmed(loaded, driver, victim="b")
+
+
 def test_what_happened_before_an_interrupt_is_told_after_it(load, choking, monkeypatch):
     """While the rows of a failed step are tried one by one, the second try is broken off."""
     loaded, calls = load(), iter(range(1000))

@@ -372,9 +372,9 @@ class EngineCore:
             elif state.request.generates_nothing:
                 delta, found = live.output.abort("length"), None
             else:
-                delta = live.output.push(token_id)
-                if live.grammar is not None:
-                    live.grammar.note(token_id)
+                delta, error = live.take(token_id)
+                if error is not None:
+                    fault, found = "fault", None
             scored = live.scores.entries if live.scores is not None and error is None else None
             live.scores = None
             embedding = live.pooled.vector if live.pooled is not None and error is None else None

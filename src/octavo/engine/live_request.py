@@ -8,6 +8,7 @@ from torch import Tensor
 
 from octavo.cache.sequence import SequenceHandle
 from octavo.engine.events import Fault, RequestTimes
+from octavo.engine.fault_text import cause_of
 from octavo.engine.model_runner import ModelRunner
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.pooled_prompt import UNSOUND_VECTOR, PooledPrompt
@@ -15,6 +16,7 @@ from octavo.engine.prompt_scores import UNSOUND_PROMPT, PromptScores
 from octavo.engine.sampler import Sampler, SamplerRow
 from octavo.engine.sampling_adjustments import penalises
 from octavo.grammar.matcher import GrammarMatcher
+from octavo.outputs import TextDelta
 from octavo.request import Request, RequestState
 from octavo.sampling_params import SamplingParams
 from octavo.storage.snapshot import KVSnapshot
@@ -42,6 +44,16 @@ class LiveRequest:
     def untold_cached_tokens(self) -> int | None:
         """What the first event says of the cache; None if that is past."""
         return self.state.num_cached_tokens if self.first_token is None else None
+
+    def take(self, token_id: int) -> tuple[TextDelta, str | None]:
+        """What its next token says, and the cause if no text can be made of it: then the request ends, it alone."""
+        try:
+            delta = self.output.push(token_id)
+        except Exception as error:  # noqa: BLE001 - whatever the tokenizer met ends this request alone
+            return self.output.break_off(), cause_of(error)
+        if self.grammar is not None:
+            self.grammar.note(token_id)
+        return delta, None
 
     def failure(self, sampling: str | None) -> tuple[str, Fault] | tuple[None, None]:
         """Why the request ends with this step, if by no wish of its client; `sampling` is what the sampler says."""

@@ -73,6 +73,10 @@ class OutputProcessor:
         tail, _ = self._tail()
         return self._delta(tail, (), reason)
 
+    def break_off(self) -> TextDelta:
+        """End after a fault of the detokenizer's, which is not asked for what it holds."""
+        return self._delta("", (), "error")
+
     def _tail(self) -> tuple[str, bool]:
         """Text still inside the detokenizer and the stop matcher, and whether it completed a stop string."""
         text, stopped = self._stops.feed(self._detokenizer.finish())
