@@ -2,10 +2,12 @@
 
     OctavoError
     ├── InvalidRequest   the caller asked for something that cannot be   (HTTP 400, exit 2)
-    │   └── InvalidGrammar  a form that no answer can be held to         (HTTP 400, exit 2)
+    │   ├── InvalidGrammar  a form that no answer can be held to         (HTTP 400, exit 2)
+    │   └── PromptTooLong   more tokens than were to be made of it       (HTTP 400, exit 2)
     ├── CapacityError    cannot be served now, or ever, for lack of room (HTTP 400/503, exit 2)
     │   ├── QueueFull    too many wait already                           (HTTP 429)
-    │   └── NotReady     the engine loads, drains or has failed          (HTTP 503)
+    │   └── NotReady     the engine loads or has failed                  (HTTP 503)
+    │       └── ShuttingDown   it drains or has ended                    (HTTP 503)
     ├── LoadError        a model or tokenizer file cannot be used        (exit 2)
     └── EngineFault      a fault of ours while serving a request         (HTTP 500, exit 1)
 
@@ -31,6 +33,14 @@ class InvalidGrammar(InvalidRequest):
     """The schema, regex, list of choices or grammar that the answer was to be held to cannot be used."""
 
 
+class PromptTooLong(InvalidRequest):
+    """A text of which at least `num_tokens` tokens would be made."""
+
+    def __init__(self, num_tokens: int, most: int) -> None:
+        super().__init__(f"the prompt has at least {num_tokens} tokens; shorten it to at most {most}")
+        self.num_tokens = num_tokens
+
+
 class CapacityError(OctavoError):
     """The request is sound but does not fit the memory that was set aside."""
 
@@ -47,6 +57,10 @@ class QueueFull(CapacityError):
 
 class NotReady(CapacityError):
     """The engine does not take requests: it still loads, is ending, or has failed."""
+
+
+class ShuttingDown(NotReady):
+    """The engine takes no new requests any more."""
 
 
 class LoadError(OctavoError):

@@ -90,7 +90,7 @@ def test_fewer_dimensions_are_the_first_values_at_length_one():
         ({"input": [[]]}, "input[0]", "has 0 items"),
         ({"input": [300]}, "input", "the vocabulary has ids 0 to 259"),
         ({"input": {"text": "a"}}, "input", "text, a list of texts"),
-        ({"input": "x" * 512}, "input", "maximum context length is 512 tokens"),
+        ({"input": "x" * 513}, "input", "maximum context length is 512 tokens"),
         ({"input": ["x"] * 129}, "input", "input has 129 inputs; at most 128"),
         ({"input": "a", "dimensions": 5}, "dimensions", "this model's embeddings have 1 to 4"),
         ({"input": "a", "dimensions": 0}, "dimensions", "dimensions is 0"),

@@ -125,6 +125,6 @@ def test_a_real_code_model_fills_in_what_the_suffix_calls_for() -> None:
     fill_in = required_fill_in(llm.tokenizer)
     for suffix, wanted in (("\n\nprint(math.sqrt(2))\n", "math\n"), ("\n\nprint(json.dumps([]))\n", "json\n")):
         request = CompletionRequest(prompt="import ", suffix=suffix)
-        [prompt] = asyncio.run(completion_prompts(llm.tokenizer, request, fill_in))
+        [prompt] = asyncio.run(completion_prompts(llm.tokenizer, request, INFO, fill_in))
         params = SamplingParams(max_tokens=3, stop_token_ids=fill_in.ends)
         assert llm.generate(prompt.token_ids, params)[0].outputs[0].text.startswith(wanted)

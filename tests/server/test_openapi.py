@@ -39,6 +39,8 @@ def test_names_ids_and_counts_are_those_that_the_server_takes() -> None:
     ids = {"type": "integer", "minimum": 0, "maximum": 259}
     assert [form["items"] for form in forms if form["items"]["type"] == "integer"] == [ids]
     assert sorted(form["maxItems"] for form in forms) == [3, 3, INFO.max_prompt_tokens]
+    forms = described("/v1/embeddings")["properties"]["input"]["oneOf"]
+    assert INFO.max_context in [form["maxItems"] for form in forms if form["type"] == "array"]
     assert described("/detokenize")["properties"]["tokens"]["items"]["maximum"] == 259
 
 

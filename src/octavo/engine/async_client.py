@@ -46,7 +46,7 @@ from octavo.engine.wire import (
     StopProfile,
     Submit,
 )
-from octavo.errors import EngineFault, InvalidRequest, NotReady, shown
+from octavo.errors import EngineFault, InvalidRequest, NotReady, ShuttingDown, shown
 from octavo.request import Request
 from octavo.tokenizer import Tokenizer
 
@@ -240,7 +240,7 @@ class RemoteEngine:
             "stopped": "the server has shut down",
             "failed": f"the engine has failed ({self._reason}); the server has to be started again",
         }
-        raise NotReady(because[self._state])
+        raise (ShuttingDown if self._state in ("draining", "stopped") else NotReady)(because[self._state])
 
     def _abort(self, outbox: Outbox) -> None:
         """Have the engine forget what its reader has left; nothing to do for what has ended."""

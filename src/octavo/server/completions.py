@@ -33,8 +33,8 @@ async def answer_completion(state: ServerState, body: dict[str, Any]) -> Generat
     fill_in = required_fill_in(tokenizer) if request.suffix else None
     if fill_in is not None and not params.ignore_eos:
         params = replace(params, stop_token_ids=(*params.stop_token_ids, *fill_in.ends))
-    prompts = await completion_prompts(tokenizer, request, fill_in)
-    check_prompts([each.token_ids for each in prompts], info, "prompt")
+    prompts = await completion_prompts(tokenizer, request, info, fill_in)
+    check_prompts([each.token_ids for each in prompts], info, "prompt", generates=request.max_tokens != 0)
     generation = Generation(
         state,
         prompts,

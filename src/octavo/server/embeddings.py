@@ -19,7 +19,7 @@ from octavo.outputs import shortened
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
 from octavo.server.errors import HttpError, fault_error, invalid
-from octavo.server.prompts import check_prompts, text_prompt
+from octavo.server.prompts import check_prompts, check_texts, text_prompt
 from octavo.server.protocol.embeddings import EmbeddingRequest
 from octavo.server.protocol.parsing import parse
 from octavo.server.state import ServerState
@@ -34,8 +34,10 @@ async def answer_embeddings(state: ServerState, body: dict[str, Any]) -> Embeddi
     model = state.check_model(request.model)
     info, tokenizer = state.ready_model()
     _check(request, info, state.settings.max_prompts)
+    texts = [each for each in request.inputs if isinstance(each, str)]
+    check_texts(texts, tokenizer, info, "input", generates=False)
     prompts = [tuple(await text_prompt(tokenizer, each) if isinstance(each, str) else each) for each in request.inputs]
-    check_prompts(prompts, info, "input")
+    check_prompts(prompts, info, "input", generates=False)
     call_id = f"embd-{uuid.uuid4().hex}"
     requests = [
         Request(

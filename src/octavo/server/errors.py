@@ -8,7 +8,7 @@ from typing import Any
 from starlette.responses import JSONResponse
 
 from octavo.engine.events import Fault
-from octavo.errors import CapacityError, InvalidGrammar, InvalidRequest, NotReady, OctavoError, QueueFull
+from octavo.errors import CapacityError, InvalidGrammar, InvalidRequest, NotReady, OctavoError, QueueFull, ShuttingDown
 
 RETRY_AFTER_S = 5  # for what passes by itself, but not at once: loading, draining, a long queue
 # The official client repeats every 5xx by itself unless told not to.
@@ -75,6 +75,8 @@ def http_error(error: OctavoError) -> HttpError:
     if isinstance(error, QueueFull):
         wait = {"retry-after": str(error.retry_after_s)}
         return HttpError(429, message, type="rate_limit_error", code="queue_full", headers=wait)
+    if isinstance(error, ShuttingDown):
+        return fault_error("shut_down", message)
     if isinstance(error, NotReady):
         return _unavailable(message, "not_ready")
     if isinstance(error, CapacityError):  # it can never fit: to a client, its context is too long for this server

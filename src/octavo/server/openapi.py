@@ -95,7 +95,8 @@ def limits_of(state: ServerState) -> dict[str, dict[str, Any]]:
     limits["token id"] = {"maximum": last}
     limits["token id as text"] = {"pattern": f"^({_numbers_up_to(last)})$"}
     limits["dimensions"] = {"maximum": info.hidden_size}
-    limits["prompt ids"] = {"maxItems": info.max_prompt_tokens}
+    limits["prompt ids"] = {"maxItems": info.max_prompt_tokens}  # and one more where nothing is generated
+    limits["input ids"] = {"maxItems": info.max_context}
     if not state.forms.offers_tools(tokenizer):
         limits["tools"] = {"maxItems": 0}
         limits["tool choice"] = {"enum": ["none", "auto"]}

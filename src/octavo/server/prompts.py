@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from octavo.engine.serving import ModelInfo
-from octavo.errors import InvalidRequest
+from octavo.errors import InvalidRequest, PromptTooLong
 from octavo.server.errors import HttpError, invalid
 from octavo.server.fill_in import FillIn
 from octavo.server.generation import Prompt
@@ -25,25 +26,37 @@ async def chat_prompt(
     messages: Sequence[Mapping[str, Any]],
     variables: Mapping[str, Any],
     tools: Sequence[Mapping[str, Any]] | None = None,
+    *,
+    info: ModelInfo | None = None,
 ) -> tuple[int, ...]:
     """Ids of a conversation in the model's template. Raises a 400 `HttpError` if the template refuses it.
 
-    `messages` are those of `template_messages`.
+    `messages` are those of `template_messages`. One that is far too long to be answered by the model of `info` is not
+    encoded first.
     """
+    most = None if info is None else info.max_prompt_tokens
     size = sum(len(str(message.get("content"))) for message in messages) + (len(str(tools)) if tools else 0)
     try:
-        return tuple(await _encoded(lambda: tokenizer.encode_chat(messages, tools=tools, **variables), size))
+        encode = partial(tokenizer.encode_chat, messages, tools=tools, most_tokens=most, **variables)
+        return tuple(await _encoded(encode, size))
+    except PromptTooLong as error:
+        assert info is not None
+        raise _too_long("messages", error.num_tokens, info.max_prompt_tokens, info, at_least=True) from error
     except InvalidRequest as error:
         raise invalid(str(error), param="messages") from error
 
 
 async def completion_prompts(
-    tokenizer: Tokenizer, request: CompletionRequest, fill_in: FillIn | None = None
+    tokenizer: Tokenizer, request: CompletionRequest, info: ModelInfo, fill_in: FillIn | None = None
 ) -> list[Prompt]:
     """The prompts of `request`. Text is given the model's own first token, ids are taken as they are.
 
-    With `fill_in` each asks for what stands between it and the request's suffix.
+    With `fill_in` each asks for what stands between it and the request's suffix. Raises a 400 `HttpError` for text that
+    is far too long, before it is encoded.
     """
+    texts = [each for each in request.prompts if isinstance(each, str)]
+    check_texts(texts, tokenizer, info, "prompt", generates=request.max_tokens != 0)
+    check_texts([request.suffix or ""], tokenizer, info, "suffix")
     if fill_in is not None:
         return [await _fill_in_prompt(tokenizer, fill_in, each, request.suffix or "") for each in request.prompts]
     echo = bool(request.echo)
@@ -86,9 +99,22 @@ def check_counts(settings: ServerSettings, num_prompts: int, n: int) -> None:
         )
 
 
-def check_prompts(prompts: Sequence[Sequence[int]], info: ModelInfo, field: str) -> None:
-    """Raises a 400 `HttpError` naming `field` for a prompt that is empty, too long, or not of this vocabulary."""
-    most = info.max_prompt_tokens
+def check_texts(
+    texts: Sequence[str], tokenizer: Tokenizer, info: ModelInfo, field: str, *, generates: bool = True
+) -> None:
+    """Raises a 400 `HttpError` naming `field` for a text that is certain to be too long, whatever its tokens are."""
+    most = info.max_prompt_tokens if generates else info.max_context
+    for text in texts:
+        if (least := tokenizer.least_tokens(text)) > most:
+            raise _too_long(field, least, most, info, at_least=True)
+
+
+def check_prompts(prompts: Sequence[Sequence[int]], info: ModelInfo, field: str, *, generates: bool = True) -> None:
+    """Raises a 400 `HttpError` naming `field` for a prompt that is empty, too long, or not of this vocabulary.
+
+    One after which nothing is generated may take the whole context.
+    """
+    most = info.max_prompt_tokens if generates else info.max_context
     for number, ids in enumerate(prompts):
         name = field if len(prompts) == 1 else f"{field}[{number}]"
         if not ids:
@@ -107,9 +133,10 @@ def check_token_ids(ids: Sequence[int], info: ModelInfo, name: str, param: str) 
         raise invalid(f"{name} has token id {max(ids)}; the vocabulary has ids 0 to {info.vocab_size - 1}", param=param)
 
 
-def _too_long(name: str, num_tokens: int, most: int, info: ModelInfo) -> HttpError:
+def _too_long(name: str, num_tokens: int, most: int, info: ModelInfo, *, at_least: bool = False) -> HttpError:
+    count = f"at least {num_tokens}" if at_least else num_tokens
     return invalid(
-        f"this model's maximum context length is {info.max_context} tokens and {name} has {num_tokens}; "
+        f"this model's maximum context length is {info.max_context} tokens and {name} has {count}; "
         f"shorten it to at most {most}",
         param=name.split("[", 1)[0],
         code="context_length_exceeded",

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as TokenizersPipeline
+from tokenizers import models
 
 from octavo.errors import LoadError
 from octavo.tokenizer.splitter import SpecialSplitter
+from octavo.tokenizer.text_bound import longest_token, normalised_away
 from octavo.tokenizer.text_encoder import Fragment, TokenizerParts, pipeline_ids
 from octavo.tokenizer.vocabulary import SPACE_MARK, PieceCoding, TokenKind, Vocabulary, end_of_turn_ids
 
@@ -91,6 +93,7 @@ def parts_from_directory(path: Path, extra_eos_ids: Iterable[int]) -> TokenizerP
         strip_leading_space=any(_strips_leading_space(node) for node in decoder),
         chat_templates=_chat_templates(path, config),
         special_texts=special_texts,
+        longest_token=_longest_token(pipeline, vocabulary),
     )
 
 
@@ -178,6 +181,18 @@ def _vocabulary(pipeline: TokenizersPipeline, coding: PieceCoding) -> Vocabulary
     for index, token in pipeline.get_added_tokens_decoder().items():
         kinds[index] = TokenKind.CONTROL if token.special else TokenKind.USER_DEFINED
     return Vocabulary(texts, kinds, coding)
+
+
+def _longest_token(pipeline: TokenizersPipeline, vocabulary: Vocabulary) -> int | None:
+    """See `TokenizerParts`."""
+    model = pipeline.model
+    added = pipeline.get_added_tokens_decoder().values()
+    steps = [*_nodes(_state(pipeline.normalizer)), *_nodes(_state(pipeline.pre_tokenizer))]
+    most = normalised_away(steps)
+    if most is None or not isinstance(model, models.BPE) or any(token.lstrip or token.rstrip for token in added):
+        return None
+    longest = longest_token(vocabulary, always_coded=model.byte_fallback)
+    return None if longest is None else longest * most
 
 
 def _added_ends(

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as TokenizersPipeline
 from octavo.errors import LoadError
 from octavo.tokenizer.pretokenizers import pre_tokenizer_spec
 from octavo.tokenizer.sentencepiece import SentencePieceModel
+from octavo.tokenizer.text_bound import longest_token
 from octavo.tokenizer.text_encoder import SplittingEncoder, TokenizerParts, pipeline_ids
 from octavo.tokenizer.vocabulary import (
     SPACE_MARK,
@@ -126,12 +127,14 @@ def _assemble(
     unknown = metadata.token_id("unknown", size, defaults.unknown)
     control = vocabulary.of_kind(TokenKind.CONTROL, TokenKind.UNKNOWN)
     user_defined = vocabulary.of_kind(TokenKind.USER_DEFINED)
+    stripping = _right_stripping(metadata, control | user_defined)
+    always_coded = vocabulary.coding is PieceCoding.SPACE_MARK and unknown is not None
     named = {"bos_token": bos, "eos_token": eos, "unk_token": unknown, "pad_token": metadata.token_id("padding", size)}
     add_bos = metadata.flag("add_bos_token", defaults.add_bos) and bos is not None
     add_eos = metadata.flag("add_eos_token", False) and eos is not None
     return TokenizerParts(
         vocabulary=vocabulary,
-        encoder=SplittingEncoder(encode_run, control, user_defined, _right_stripping(metadata, control | user_defined)),
+        encoder=SplittingEncoder(encode_run, control, user_defined, stripping),
         bos_token_id=bos,
         eos_token_ids=end_of_turn_ids(vocabulary.of_kind(TokenKind.CONTROL), [eos, *extra]),
         prefix_ids=(bos,) if add_bos and bos is not None else (),
@@ -140,6 +143,7 @@ def _assemble(
         and vocabulary.coding is PieceCoding.SPACE_MARK,
         chat_templates=metadata.chat_templates(),
         special_texts={name: vocabulary.texts[index] for name, index in named.items() if index is not None},
+        longest_token=None if stripping else longest_token(vocabulary, always_coded=always_coded),
     )
 
 

@@ -94,3 +94,4 @@ class TokenizerParts:
     strip_leading_space: bool  # encoding adds one space at the front, so decoding takes one off
     chat_templates: Mapping[str, str]  # by name; "default" is the usual one
     special_texts: Mapping[str, str]  # template variables: bos_token, eos_token, unk_token, pad_token
+    longest_token: int | None = None  # characters of a text that a token stands for at most; None if not known

@@ -7,7 +7,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octavo.errors import InvalidRequest
+from octavo.errors import InvalidRequest, PromptTooLong
 from octavo.tokenizer.control_text import ControlTextMarks
 from octavo.tokenizer.detokenizer import IncrementalDetokenizer
 from octavo.tokenizer.directory import parts_from_directory
@@ -87,6 +87,11 @@ class Tokenizer:
         """Source of the usual chat template, if the model has one."""
         return self._parts.chat_templates.get("default")
 
+    def least_tokens(self, text: str) -> int:
+        """At most as many as `encode` makes of `text`, at once and however long it is; 0 if that is all one can say."""
+        longest = self._parts.longest_token
+        return 0 if longest is None else -(-len(text) // longest)
+
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:
         """Ids of `text`; control tokens in it are tokens only with `parse_special`, else text.
 
@@ -162,14 +167,18 @@ class Tokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        most_tokens: int | None = None,
         **template_kwargs: Any,
     ) -> list[int]:
         """Ids of the rendered conversation. The template's control tokens are tokens; those that users spell are text.
 
-        Begin-of-text is there if the template writes it, once. Raises InvalidRequest as `render_chat` does.
+        Begin-of-text is there if the template writes it, once. Raises InvalidRequest as `render_chat` does, and
+        PromptTooLong, soon, where more than `most_tokens` are certain; they may be more all the same.
         """
         rendered, marks = self._render_marked(messages, tools, add_generation_prompt, template_kwargs)
         _check_unicode(rendered)
+        if most_tokens is not None and (least := self.least_tokens(marks.remove(rendered))) > most_tokens:
+            raise PromptTooLong(least, most_tokens)
         if marks.found_in(rendered):
             return self._single_bos(self._parts.encoder.encode_fragments(marks.fragments(rendered)))
         return self._single_bos(self._parts.encoder.encode(rendered, parse_special=True))

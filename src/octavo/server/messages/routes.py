@@ -63,7 +63,7 @@ async def count_tokens(request: Request) -> CountedTokens:
     """The tokens of the prompt that such a conversation becomes."""
     asked = parse(CountTokensRequest, read_object(await request.body()), UNSUPPORTED_IN_MESSAGES)
     try:
-        chat = await prepared_chat(state_of(request), asked.chat_request())
+        chat = await prepared_chat(state_of(request), asked.chat_request(), is_answered=False)
     except OctavoError as error:
         raise renamed(error, FIELD_NAMES) from error
     return CountedTokens(input_tokens=len(chat.token_ids))

@@ -9,7 +9,7 @@ from pydantic.types import Discriminator
 
 from octavo.sampling_params import MAX_LOGPROBS
 from octavo.server.errors import invalid
-from octavo.server.protocol.fields import INTEGRAL, MAX_TOKENS, SomeTokenIds, limited, true
+from octavo.server.protocol.fields import INTEGRAL, MAX_TOKENS, InputIds, SomeTokenIds, limited, true
 from octavo.server.protocol.parsing import Unsupported
 from octavo.server.protocol.sampling import OPTIONS_NEED_STREAM, UNSUPPORTED_SAMPLING, SamplingFields
 from octavo.server.protocol.structured import ONE_FORM
@@ -38,16 +38,26 @@ _SEVERAL = Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS, json_sche
 Text = Annotated[str, Field(json_schema_extra=limited("prompt text"))]
 Texts = Annotated[list[Text], _SEVERAL]
 IdLists = Annotated[list[SomeTokenIds], _SEVERAL]
+InputIdLists = Annotated[list[InputIds], _SEVERAL]
+_BY_KIND = Discriminator(
+    _prompt_kind,
+    custom_error_type="prompt",
+    custom_error_message="Input should be text, a list of texts, a list of token ids, or a list of such lists",
+)
 Prompt = Annotated[
     Annotated[Text, Tag("text")]
     | Annotated[Texts, Tag("texts")]
     | Annotated[SomeTokenIds, Tag("ids")]
     | Annotated[IdLists, Tag("id lists")],
-    Discriminator(
-        _prompt_kind,
-        custom_error_type="prompt",
-        custom_error_message="Input should be text, a list of texts, a list of token ids, or a list of such lists",
-    ),
+    _BY_KIND,
+]
+# A prompt after which nothing is generated.
+Input = Annotated[
+    Annotated[Text, Tag("text")]
+    | Annotated[Texts, Tag("texts")]
+    | Annotated[InputIds, Tag("ids")]
+    | Annotated[InputIdLists, Tag("id lists")],
+    _BY_KIND,
 ]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from octavo.request import Pooling
-from octavo.server.protocol.completions import Prompt
+from octavo.server.protocol.completions import Input
 from octavo.server.protocol.fields import (
     INTEGRAL,
     MAX_SALT,
@@ -24,7 +24,7 @@ _Dimensions = Annotated[int, Field(ge=1, le=MAX_TOKENS, json_schema_extra=limite
 
 class EmbeddingRequest(RequestModel):
     model: ModelName | None = None
-    input: Prompt
+    input: Input
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: _Dimensions | None = None
     user: Label | None = None

@@ -20,6 +20,7 @@ Limited = Literal[
     "token id as text",
     "prompt text",
     "prompt ids",
+    "input ids",
     "prompts",
     "suffix",
     "dimensions",
@@ -62,6 +63,12 @@ TokenIds = Annotated[list[_PlainId], Field(fail_fast=True), BeforeValidator(_int
 SomeTokenIds = Annotated[
     list[_PlainId],
     Field(fail_fast=True, min_length=1, json_schema_extra=limited("prompt ids")),
+    BeforeValidator(_integrals),
+]
+# Of what nothing is generated after.
+InputIds = Annotated[
+    list[_PlainId],
+    Field(fail_fast=True, min_length=1, json_schema_extra=limited("input ids")),
     BeforeValidator(_integrals),
 ]
 Label = Annotated[str, StringConstraints(max_length=MAX_LABEL)]
