@@ -32,7 +32,8 @@ class EngineConfig:
     a quarter of every `prefill_grant_interval`-th. At the context limit a request ends, or with
     `context_limit_policy` `shift` forgets the older half of its tokens, but the first `keep`, and goes on.
     `decode_lookahead` gives the device a decode step before the tokens of the one before are read; None does so where
-    the device computes while the host goes on. Answers do not depend on it.
+    the device computes while the host goes on. Answers do not depend on it. `cuda_graphs` records decode steps of a
+    CUDA device and replays them, None where that serves; answers do not depend on that either.
     """
 
     storage: StorageChoice = "auto"
@@ -53,6 +54,7 @@ class EngineConfig:
     context_limit_policy: ContextLimitPolicy = "stop"
     keep: int = 0
     decode_lookahead: bool | None = None
+    cuda_graphs: bool | None = None
     force: bool = False
 
     def __post_init__(self) -> None:
@@ -68,11 +70,13 @@ class EngineConfig:
             if not isinstance(getattr(self, name), bool):
                 value = shown(getattr(self, name))
                 raise InvalidRequest(f"{name.replace('_', ' ')} is {value}; it must be true or false")
-        if self.decode_lookahead is not None and not isinstance(self.decode_lookahead, bool):
-            raise InvalidRequest(
-                f"decode lookahead is {shown(self.decode_lookahead)}; it must be true, false or, for the device's own "
-                "way, None"
-            )
+        for name in ("decode_lookahead", "cuda_graphs"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, bool):
+                raise InvalidRequest(
+                    f"{name.replace('_', ' ')} is {shown(value)}; it must be true, false or, for the device's own "
+                    "way, None"
+                )
         for name in (
             "max_context",
             "max_num_seqs",

@@ -57,6 +57,10 @@ PrefillGrantInterval = Annotated[
 ]
 Device = Annotated[str, option("--device", help="auto, cpu or cuda.")]
 Threads = Annotated[int | None, option("--threads", help="CPU threads (default: what the cgroup allows).")]
+CudaGraphs = Annotated[
+    bool | None,
+    option("--cuda-graphs/--no-cuda-graphs", help="Replay decode steps from graphs (default: on a CUDA device)."),
+]
 Force = Annotated[bool, option("--force", help="Use a tokenizer whose pre-tokeniser is unknown.")]
 ProfileDirectory = Annotated[
     Path | None, option("--profile", help="Write a torch profiler trace of engine steps into this directory.")
@@ -88,6 +92,7 @@ class EngineFlags:
     prefill_chunk: PrefillChunk = 512
     prefill_grant_interval: PrefillGrantInterval = 4
     device: Device = "auto"
+    cuda_graphs: CudaGraphs = None
     threads: Threads = None
 
     def config(self, max_num_seqs: int, *, force: bool = False) -> EngineConfig:

@@ -17,6 +17,7 @@ from octavo.engine.deadlines import Deadlines
 from octavo.engine.events import Fault, StepEvent
 from octavo.engine.fault_text import cause_of
 from octavo.engine.grammar_queue import GrammarQueue
+from octavo.engine.graph_runner import graph_runner
 from octavo.engine.hand_off import NO_HAND_OFF, HandOff, model_identity
 from octavo.engine.ledger import Ledger
 from octavo.engine.length_check import most_tokens
@@ -89,7 +90,8 @@ class EngineCore:
             config.check_keep(self.ledger.max_context)
             cache.check_shift()
             cache.set_rotation(loaded.model.inverse_frequencies)
-        self.runner = ModelRunner(loaded, cache)
+        graphs = graph_runner(loaded, cache, config) if plan.device.type == "cuda" else None
+        self.runner = ModelRunner(loaded, cache, graphs)
         self.profiler = StepProfiler(plan.device.type)
         self._scheduler = Scheduler(
             self.pool,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from octavo.cache.spec import CacheGroup, LayerSpec, group_layers
@@ -18,6 +19,7 @@ from octavo.engine.working_memory import (
     activation_bytes,
     append_tokens,
     are_compiled,
+    graph_bytes,
     workspace_bytes,
 )
 from octavo.errors import CapacityError, InvalidRequest
@@ -187,7 +189,16 @@ class _Planner:
 
     def left(self, length: int) -> int:
         """Bytes for K/V; negative if not even the rest fits."""
-        return self.available - self.resident.weights - self.resident.runtime - sum(self.overhead(length))
+        held = self.resident.weights + self.resident.runtime + self.graph_bytes
+        return self.available - held - sum(self.overhead(length))
+
+    @cached_property
+    def graph_bytes(self) -> int:
+        """What decode steps are recorded in, and the block of each group that their padding is stored in."""
+        if self.serving.device.type != "cuda":
+            return 0
+        spare = sum(self.demand.bytes_per_token(group) for group in self.groups) * self.config.block_size
+        return spare + (0 if self.config.cuda_graphs is False else graph_bytes(self.model, self.config))
 
     def windows(self, length: int) -> int:
         return self.demand.windowed_bytes(self.config.max_num_seqs, length)
@@ -242,6 +253,7 @@ class _Planner:
             resident=self.resident,
             workspace_bytes=workspace,
             activation_bytes=activations,
+            graph_bytes=self.graph_bytes,
             groups=self.budgets(length),
             context_limit=limit,
             max_context=length,

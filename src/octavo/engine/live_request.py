@@ -79,6 +79,11 @@ class LiveRequest:
         return RequestTimes(self.queued, self.started, self.first_token, ended)
 
     @property
+    def reads_hidden(self) -> bool:
+        """Whether something is told of its prompt's hidden states yet."""
+        return self.scores is not None or self.pooled is not None
+
+    @property
     def is_read_at_each_step(self) -> bool:
         """Whether its next step may depend on more than the latest token, or is told more of than its tokens."""
         request = self.state.request

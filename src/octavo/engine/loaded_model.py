@@ -70,7 +70,13 @@ def plan_model(path: Path, config: EngineConfig, *, may_run_several: bool = True
     `exports`: K/V of a sequence will be asked for, so there has to be memory for a copy.
     Raises `LoadError`, `CapacityError` or `InvalidRequest`; reads no weights.
     """
-    checkpoint = open_checkpoint(path)
+    return plan_checkpoint(open_checkpoint(path), config, may_run_several=may_run_several, exports=exports)
+
+
+def plan_checkpoint(
+    checkpoint: Checkpoint, config: EngineConfig, *, may_run_several: bool = True, exports: bool = False
+) -> ModelPlan:
+    """`plan_model` of files that are open."""
     model = checkpoint.config
     cls = model_class(model.model_type)
     if config.max_context is not None and config.max_context > model.max_position_embeddings:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from octavo.engine.graph_runner import GraphRunner
 from octavo.engine.loaded_model import LoadedModel
 from octavo.models.inputs import ForwardInputs
 from octavo.step_batch import StepBatch
@@ -14,10 +15,12 @@ from octavo.storage import KVCache
 class ModelRunner:
     """A model and its K/V storage on one device."""
 
-    def __init__(self, loaded: LoadedModel, cache: KVCache) -> None:
+    def __init__(self, loaded: LoadedModel, cache: KVCache, graphs: GraphRunner | None = None) -> None:
+        """`graphs` runs the decode steps that it does not refuse, for who asks for that."""
         self._model = loaded.model
         self._device = loaded.plan.device
         self.cache = cache
+        self.graphs = graphs
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, token_ids: Tensor | None = None) -> Tensor:

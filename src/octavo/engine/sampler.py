@@ -9,12 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from octavo.engine.sampling_adjustments import adjust
+from octavo.engine.read_back import HostTokens, ReadBack
+from octavo.engine.sampling_adjustments import adjust, needs_adjustment
 from octavo.engine.sampling_filters import filters, keep_mask, shortlist
 from octavo.engine.sampling_logprobs import token_logprobs
 from octavo.engine.sampling_mask import MaskTable, TokenMasks
 from octavo.engine.sampling_random import TokenNoise, row_key
 from octavo.engine.sampling_workspace import Workspace
+from octavo.kernels.greedy import greedy_tokens
 from octavo.outputs import TokenLogprobs
 from octavo.sampling_params import SamplingParams
 
@@ -52,12 +54,14 @@ class SampleResult:
 class DrawnTokens:
     """A sampling that may still be under way on its device: `token_ids` int64 `[R]` there, -1 for a row with an error.
 
-    `logits` are those that were given, which log-probabilities are told of.
+    `logits` are those that were given, which log-probabilities are told of; None where no row asks for any. `on_host`
+    are the token ids on their way to the host, where they are not there already.
     """
 
     token_ids: Tensor
-    logits: Tensor
+    logits: Tensor | None
     rows: Sequence[SamplerRow]
+    on_host: HostTokens | None = None
 
 
 class Sampler:
@@ -75,6 +79,7 @@ class Sampler:
         self._workspace = Workspace(self._device)
         self._noise = TokenNoise(vocab_size, self._workspace)
         self._masks = MaskTable(self._device, self._workspace)
+        self._read_back = ReadBack()
 
     def sample(self, logits: Tensor, rows: Sequence[SamplerRow], masks: TokenMasks | None = None) -> SampleResult:
         """`draw`, and `read` what came of it."""
@@ -92,17 +97,28 @@ class Sampler:
         if not rows:
             return DrawnTokens(torch.empty(0, dtype=torch.int64, device=self._device), logits, rows)
         adjusted = adjust(self._masks.apply(logits, masks), rows)
+        if self._device.type != "cpu" and all(row.params.greedy for row in rows):
+            return self.drawn(greedy_tokens(adjusted), rows, logits)
         best, token_ids = adjusted.max(dim=1)  # NaN wins over every number; the first of equals is taken
         sound = best.isfinite()
         for part in self._parts([i for i, row in enumerate(rows) if not row.params.greedy]):
             few = masks.few(part[0], self._vocab_size) if masks is not None and self._device.type == "cpu" else None
             token_ids[part] = self._draw(_take(adjusted, part), _take(best, part), [rows[i] for i in part], few)
-        return DrawnTokens(token_ids.masked_fill_(~sound, -1), logits, rows)
+        return self.drawn(token_ids.masked_fill_(~sound, -1), rows, logits)
+
+    def drawn(self, token_ids: Tensor, rows: Sequence[SamplerRow], logits: Tensor | None) -> DrawnTokens:
+        """Tokens int64 [R] that were drawn already, -1 for an error, on their way to the host from now on.
+
+        Whoever drew them may use their memory again once this has returned, in stream order.
+        """
+        if self._device.type == "cpu":
+            return DrawnTokens(token_ids.clone(), logits, rows)
+        return DrawnTokens(token_ids, logits, rows, self._read_back.start(token_ids))
 
     @torch.no_grad()
     def read(self, drawn: DrawnTokens) -> SampleResult:
         """Wait for the tokens, and once more for log-probabilities, of the logits as given, if a row asks for any."""
-        host_ids: list[int] = drawn.token_ids.tolist()
+        host_ids: list[int] = drawn.token_ids.tolist() if drawn.on_host is None else drawn.on_host.wait()
         return SampleResult(
             host_ids,
             self._logprobs(drawn.logits, drawn.token_ids, host_ids, drawn.rows),
@@ -158,11 +174,12 @@ class Sampler:
         return torch.sub(logits, best, out=z).div_(divisor).masked_fill_(~best.isfinite(), 0.0)
 
     def _logprobs(
-        self, logits: Tensor, token_ids: Tensor, host_ids: Sequence[int], rows: Sequence[SamplerRow]
+        self, logits: Tensor | None, token_ids: Tensor, host_ids: Sequence[int], rows: Sequence[SamplerRow]
     ) -> list[TokenLogprobs | None]:
         results: list[TokenLogprobs | None] = [None] * len(rows)
         for part in self._parts([i for i, row in enumerate(rows) if _wants_logprobs(row) and host_ids[i] >= 0]):
             counts = [rows[i].params.logprobs or 0 for i in part]
+            assert logits is not None, "log-probabilities are told of logits"
             found = token_logprobs(_take(logits, part), _take(token_ids, part), counts, self._workspace)
             for index, logprobs in zip(part, found, strict=True):
                 results[index] = logprobs
@@ -180,6 +197,11 @@ class Sampler:
             return
         for index in indices:
             yield [index]
+
+
+def takes_the_best(row: SamplerRow) -> bool:
+    """Whether a row gets the token of its largest logit as the model gives it, and nothing more is told of it."""
+    return row.params.greedy and row.params.logprobs is None and not needs_adjustment(row.params)
 
 
 def _take(tensor: Tensor, rows: list[int]) -> Tensor:

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from octavo.cache.cache_pool import CachePool
 from octavo.cache.sequence import SequenceHandle
+from octavo.engine.graph_runner import DecodedStep, Following
 from octavo.engine.live_request import LiveRequest
 from octavo.engine.model_runner import ModelRunner, sampled_rows
-from octavo.engine.sampler import DrawnTokens, Sampler, SampleResult
+from octavo.engine.sampler import DrawnTokens, Sampler, SampleResult, SamplerRow, takes_the_best
 from octavo.engine.sampling_mask import TokenMasks
 from octavo.grammar.mask_workers import MaskWorkers
 from octavo.request import RequestState
@@ -62,18 +63,46 @@ class StepRunner:
         sampled = [state for row, state in zip(step.batch.rows, step.states, strict=True) if row.sample]
         ends = [row.stop for row in step.batch.rows if row.sample]
         lives = [self._lives[state.request.request_id] for state in sampled]
+        rows = [live.sampler_row(end) for live, end in zip(lives, ends, strict=True)]
         pending = self._masks.begin([live.grammar for live in lives])
-        known = () if before is None else (_following(step, before),)
-        hidden = self._runner.forward(step.batch, *known)
-        self._read_prompts(step, hidden)
-        logits = self._runner.logits(sampled_rows(hidden, step.batch))
+        decoded = self._decode(step, before, rows, is_plain=pending is None)
+        if decoded is not None and decoded.token_ids is not None:
+            return LaunchedStep(step, sampled, self._sampler.drawn(decoded.token_ids, rows, None), [])
+        logits = self._forward(step, before) if decoded is None else decoded.logits
+        assert logits is not None
         rings = [self._runner.cache.ring_state(step.batch.rows[i].slot) for i in step.captures]
         if self._on_logits is not None:
             for state, row in zip(sampled, logits, strict=True):
                 self._on_logits(state.request.request_id, row)
         masks = None if pending is None else TokenMasks(pending.rows, self._masks.finish(pending))
-        rows = [live.sampler_row(end) for live, end in zip(lives, ends, strict=True)]
         return LaunchedStep(step, sampled, self._sampler.draw(logits, rows, masks), rings)
+
+    def _decode(
+        self, step: ScheduledStep, before: LaunchedStep | None, rows: list[SamplerRow], *, is_plain: bool
+    ) -> DecodedStep | None:
+        """Run a decode step from a graph; None if it has to be run otherwise."""
+        graphs = self._runner.graphs
+        if graphs is None:
+            return None
+        refusal = graphs.refusal(step.batch)
+        if refusal is None and any(self._lives[state.request.request_id].reads_hidden for state in step.states):
+            refusal = "a prompt whose hidden states are read"
+        if refusal is not None:
+            graphs.counts[refusal] += 1
+            return None
+        following = None
+        if before is not None:
+            assert step.follows is not None, "a step that follows says what"
+            following = Following(before.drawn.token_ids, step.follows)
+        greedy = is_plain and self._on_logits is None and all(takes_the_best(row) for row in rows)
+        return graphs.run(step.batch, following, greedy=greedy)
+
+    def _forward(self, step: ScheduledStep, before: LaunchedStep | None) -> Tensor:
+        """Logits [R, V] of the rows that are sampled."""
+        known = () if before is None else (_following(step, before),)
+        hidden = self._runner.forward(step.batch, *known)
+        self._read_prompts(step, hidden)
+        return self._runner.logits(sampled_rows(hidden, step.batch))
 
     @torch.inference_mode()
     def read(self, launched: LaunchedStep) -> SampleResult:

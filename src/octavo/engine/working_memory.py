@@ -21,6 +21,7 @@ _ENCODED_SPAN = (32, 80)  # columns, and bytes that the compiled products take f
 _TILE_ROWS, _TILE_KEYS, _LANES = 32, 64, 16  # of the compiled attention
 _VOCABULARY_ROWS = 24  # bytes per vocabulary entry of the sampler's scratch, and the temporaries beside it
 _ROTATED = 3  # float32 copies of a layer's keys that are there while a context shift rotates them
+_GRAPHS = 64 << 20  # of the driver's, for some dozens of graphs of some hundred launches
 _FRAGMENTATION = 1.5  # what the allocator takes of the system for temporaries, against their own size
 
 
@@ -82,11 +83,21 @@ def workspace_bytes(
 
 
 def activation_bytes(model: ModelConfig, config: EngineConfig, max_context: int) -> int:
-    """Float32 temporaries of the largest step: residual and norm, and either q/k/v and output or the MLP's parts."""
+    """Temporaries of the largest step."""
+    return int(step_tokens(config, max_context) * _activations_of_token(model) * _FRAGMENTATION)
+
+
+def graph_bytes(model: ModelConfig, config: EngineConfig) -> int:
+    """Decode steps recorded on a GPU: temporaries of the largest, its logits and a copy of them, and the records."""
+    per_row = _activations_of_token(model) + 2 * model.vocab_size * 4
+    return int(config.max_num_seqs * per_row * _FRAGMENTATION) + _GRAPHS
+
+
+def _activations_of_token(model: ModelConfig) -> int:
+    """In float32: residual and norm, and either q/k/v and output or the MLP's parts."""
     heads = model.num_attention_heads + model.num_key_value_heads
     attention = 2 * heads * model.head_dim + model.num_attention_heads * model.head_dim
-    per_token = 2 * model.hidden_size + max(attention, 3 * model.intermediate_size)
-    return int(step_tokens(config, max_context) * per_token * 4 * _FRAGMENTATION)
+    return 4 * (2 * model.hidden_size + max(attention, 3 * model.intermediate_size))
 
 
 def are_compiled(groups: Sequence[CacheGroup], serving: Serving) -> tuple[bool, ...]:

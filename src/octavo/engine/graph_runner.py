@@ -1,0 +1,175 @@
+"""Decode steps as a device runs them best: padded, all inputs in place, and replayed from a graph the second time on.
+
+Knows when a step can be run so, and what must be equal for a graph to serve it; not how graphs are recorded.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.config import EngineConfig
+from octavo.engine.decode_sizes import padded_rows
+from octavo.engine.graph_capture import CudaGraphs, Recorder
+from octavo.engine.loaded_model import LoadedModel
+from octavo.kernels.greedy import greedy_tokens_by_parts
+from octavo.models.causal_lm import CausalLM
+from octavo.models.inputs import ForwardInputs
+from octavo.step_batch import StepBatch, StorageKind
+from octavo.storage import KVCache
+
+logger = logging.getLogger(__name__)
+
+REPLAYED, RECORDED, FIRST_USE = "replayed", "recorded", "first use"
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """Row i of a step goes on with `drawn[rows[i]]`, tokens int64 [R] on the device that the host does not know yet."""
+
+    drawn: Tensor
+    rows: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedStep:
+    """Of a step's R rows either `token_ids` int64 [R], the best ones (-1 for an error), or `logits` [R, V] float32.
+
+    Both are on the device and valid until the next step is run, in stream order.
+    """
+
+    token_ids: Tensor | None
+    logits: Tensor | None
+
+
+class GraphRunner:
+    """Runs decode steps of one model. Owned by one thread.
+
+    A step is padded to few sizes, so rows beside a sequence's do not change what is launched for it; a graph is
+    recorded when a kind of step comes the second time, and serves all of that kind, whoever is in them. Without a
+    recorder steps are run the same way, but launched one by one: a graph changes no bit.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        cache: KVCache,
+        *,
+        vocab_size: int,
+        max_num_seqs: int,
+        max_context: int,
+        device: torch.device,
+        recorder: Recorder | None,
+    ) -> None:
+        self.counts: Counter[str] = Counter()  # steps, by how they were run or why by another way
+        self._model = model
+        self._cache = cache
+        self._vocab_size = vocab_size
+        self._max_rows = max_num_seqs
+        self._max_context = max_context
+        self._device = device
+        self._recorder = recorder
+        self._drawn = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        self._token_ids = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        self._logits: Tensor | None = None
+        self._replays: dict[object, Callable[[], None]] = {}
+        self._used: set[object] = set()
+
+    def refusal(self, batch: StepBatch) -> str | None:
+        """Why a step has to be run by another way; None if `run` serves it."""
+        if self._cache.padding_refusal is not None:
+            return self._cache.padding_refusal
+        for row in batch.rows:
+            if row.num_tokens != 1:
+                return "a row of several tokens"
+            if not row.sample:
+                return "a row without a sample"
+            if row.storage is not StorageKind.PAGED:
+                return "a dense sequence"
+        return None
+
+    def run(self, batch: StepBatch, following: Following | None, *, greedy: bool) -> DecodedStep:
+        """Run a step that is not refused; with `greedy`, up to its tokens. Stores the K/V of every token."""
+        num_rows = len(batch.rows)
+        size = padded_rows(num_rows, self._max_rows)
+        given, sources, positions = np.zeros((3, size), dtype=np.int64)
+        sources[:] = -1
+        positions[:num_rows] = [row.rope_start for row in batch.rows]
+        if following is None:
+            given[:num_rows] = [row.token_ids[0] for row in batch.rows]
+        else:
+            sources[:num_rows] = following.rows
+            if following.drawn.data_ptr() != self._drawn.data_ptr():
+                self._drawn[: len(following.drawn)].copy_(following.drawn)
+        if not greedy and self._logits is None:
+            self._logits = torch.empty(self._max_rows, self._vocab_size, device=self._device)
+        plan = self._cache.plan_padded(batch, size, (given, sources, positions))
+
+        def work() -> None:
+            self._step(size, *plan.values, greedy=greedy)
+
+        self._launch(work, None if plan.fixture is None else (greedy, plan.fixture))
+        if greedy:
+            return DecodedStep(self._drawn[:num_rows], None)
+        assert self._logits is not None
+        return DecodedStep(None, self._logits[:num_rows])
+
+    def _launch(self, work: Callable[[], None], kind: object | None) -> None:
+        """Run `work`: from a graph, if one of its kind was recorded, or is to be."""
+        replay = self._replays.get(kind)
+        if replay is not None:
+            self.counts[REPLAYED] += 1
+            replay()
+            return
+        if self._recorder is None or kind not in self._used:
+            # Kernels are compiled, tables computed and libraries started by the first one of a kind.
+            self.counts[FIRST_USE if self._recorder is not None else "graphs are off"] += 1
+            if kind is not None:
+                self._used.add(kind)
+            work()
+            return
+        try:
+            replay = self._recorder.record(work)
+        except RuntimeError as error:
+            logger.warning("decode steps cannot be recorded as graphs (%s); they are launched one by one", error)
+            self._recorder = None
+            work()
+            return
+        self.counts[RECORDED] += 1
+        self._replays[kind] = replay
+        replay()
+
+    def _step(self, size: int, given: Tensor, sources: Tensor, positions: Tensor, *, greedy: bool) -> None:
+        """All of a step on the device. Allocates from the graph's own memory, and leaves its results in ours."""
+        from octavo.kernels.triton.step_tokens import pick_tokens
+
+        token_ids = self._token_ids[:size]
+        block = 1 << (size - 1).bit_length()
+        pick_tokens[(1,)](token_ids, given, sources, self._drawn, size, BLOCK=block)
+        inputs = ForwardInputs(token_ids=token_ids, positions=positions, limit=self._max_context)
+        logits = self._model.logits(self._model.forward(inputs, self._cache))
+        if greedy:
+            greedy_tokens_by_parts(logits, self._drawn[:size])
+        else:
+            assert self._logits is not None
+            self._logits[:size].copy_(logits)
+
+
+def graph_runner(loaded: LoadedModel, cache: KVCache, config: EngineConfig) -> GraphRunner:
+    """Of a model on a CUDA device."""
+    plan = loaded.plan
+    return GraphRunner(
+        loaded.model,
+        cache,
+        vocab_size=plan.config.vocab_size,
+        max_num_seqs=config.max_num_seqs,
+        max_context=plan.ledger.max_context,
+        device=plan.device,
+        recorder=None if config.cuda_graphs is False else CudaGraphs(plan.device),
+    )

@@ -1,0 +1,156 @@
+"""Decode steps in place: padded, recorded and replayed while a batch evolves, under Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from octavo.engine.graph_runner import GraphRunner
+from octavo.sampling_params import SamplingParams
+from octavo.step_batch import StorageKind
+from octavo.storage import kv_cache
+from octavo.storage.fused_attention import FusedAttention
+from tests.engine.tiny_engines import Driver, open_model, prompt_of
+from tests.tiny_models import save_hf, save_tokenizer
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are interpreted only where there is no GPU")
+
+
+class Tape:
+    """A recorder that runs the work again."""
+
+    def __init__(self):
+        self.recorded = 0
+
+    def record(self, work):
+        self.recorded += 1
+        return work
+
+
+class Broken:
+    def record(self, work):
+        raise RuntimeError("operation not permitted")
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tiny")
+    save_hf(path, "llama", num_hidden_layers=1, max_position_embeddings=512)
+    save_tokenizer(path)
+    return open_model(path, "float32")
+
+
+@pytest.fixture
+def fused(monkeypatch):
+    """Caches attend as on a GPU."""
+
+    def attention(spec, store, block_size, device, switches, staging):
+        return FusedAttention(spec, store, block_size, device, staging)
+
+    monkeypatch.setattr(kv_cache, "_group_attention", attention)
+    monkeypatch.setattr(kv_cache, "spare_blocks", lambda device: 1)
+
+
+def driver(loaded, recorder, **settings) -> Driver:
+    settings = {"max_num_seqs": 3, "kv_dtype": "f16", "prefill_chunk": 32, "decode_lookahead": True, **settings}
+    made = Driver(loaded, StorageKind.PAGED, max_context=96, **settings)
+    core = made.core
+    core.runner.graphs = GraphRunner(
+        loaded.model,
+        core.runner.cache,
+        vocab_size=loaded.plan.config.vocab_size,
+        max_num_seqs=core.pool.max_seqs,
+        max_context=core.max_context,
+        device=torch.device("cpu"),
+        recorder=recorder,
+    )
+    return made
+
+
+def params(count, **settings):
+    return SamplingParams(max_tokens=count, ignore_eos=True, **settings)
+
+
+def evolve(made: Driver, aborted="d", **settings) -> dict[str, list[int]]:
+    """Requests that come, grow over blocks' ends, are aborted and end at different times."""
+    made.add("a", prompt_of(14), params(14, **settings))
+    made.add("b", prompt_of(3), params(4, **settings))
+    for _ in range(4):
+        made.step()
+    made.add("c", prompt_of(30), params(5, **settings), seed=3)
+    made.add("d", prompt_of(9), params(20, **settings), seed=4)
+    for _ in range(4):
+        made.step()
+    made.core.abort(aborted)
+    made.run()
+    return {name: outcome.token_ids for name, outcome in made.outcomes.items() if name != aborted}
+
+
+def without(loaded, **settings) -> dict[str, list[int]]:
+    made = driver(loaded, None)
+    made.core.runner.graphs = None
+    return evolve(made, **settings)
+
+
+def test_an_evolving_batch_gets_the_tokens_it_gets_step_by_step(loaded, fused):
+    tape = Tape()
+    made = driver(loaded, tape)
+    assert evolve(made) == without(loaded)
+    counts = made.core.runner.graphs.counts
+    assert counts["replayed"] > counts["recorded"] == tape.recorded > 0
+    assert counts["a row of several tokens"] > 0
+    made.assert_idle()
+
+
+def test_seeded_requests_are_drawn_from_the_logits_of_a_replay(loaded, fused):
+    made = driver(loaded, Tape())
+    assert evolve(made, temperature=1.0, top_k=20) == without(loaded, temperature=1.0, top_k=20)
+    assert made.core.runner.graphs.counts["replayed"] > 0
+
+
+def test_log_probabilities_are_those_of_the_step_they_are_told_with(loaded, fused):
+    assert evolve(driver(loaded, Tape()), logprobs=2) == without(loaded, logprobs=2)
+
+
+def test_a_request_that_is_preempted_goes_on_with_the_same_tokens(loaded, fused):
+    outcomes = []
+    for preempted in ("b", None):
+        made = driver(loaded, Tape())
+        for name, length in (("a", 28), ("b", 30), ("c", 12)):
+            made.add(name, prompt_of(length), params(9))
+        for _ in range(5):
+            made.step()
+        if preempted:
+            made.core.preempt(preempted)
+        made.run()
+        outcomes.append({name: outcome.token_ids for name, outcome in made.outcomes.items()})
+    assert outcomes[0] == outcomes[1]
+
+
+def test_where_nothing_can_be_recorded_steps_are_launched_one_by_one(loaded, fused, caplog):
+    made = driver(loaded, Broken())
+    assert evolve(made) == without(loaded)
+    counts = made.core.runner.graphs.counts
+    assert counts["replayed"] == counts["recorded"] == 0 < counts["graphs are off"]
+    assert "operation not permitted" in caplog.text
+
+
+def test_logits_that_break_in_a_replay_end_their_request_alone(loaded, fused, monkeypatch):
+    made = driver(loaded, Tape(), max_num_seqs=2)
+    made.add("bad", prompt_of(5), params(12))
+    made.add("good", prompt_of(7), params(12))
+    logits, calls = loaded.model.logits, iter(range(1000))
+
+    def breaking(hidden):
+        found = logits(hidden).clone()
+        if next(calls) == 6:
+            found[0] = float("nan")
+        return found
+
+    monkeypatch.setattr(made.core.runner.graphs._model, "logits", breaking, raising=False)
+    made.run()
+    assert made.outcomes["bad"].finish_reason == "error" and "NaN" in (made.outcomes["bad"].error or "")
+    assert made.outcomes["good"].finish_reason == "length"
+    made.assert_idle()
