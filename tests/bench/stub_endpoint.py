@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ class Behaviour:
     fails: dict[int, tuple[int, str]] = field(default_factory=dict)  # number of the stream -> status and message
     fails_from: int | None = None
     dies_at: int | None = None  # number of the stream in the middle of which it dies
+    storage: str | None = None  # what it says of its storage, where servers of ours say it
+    first_token_s: float = 0.0  # before each answer
 
 
 class _Server(ThreadingHTTPServer):
@@ -106,6 +109,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._json(200, {"object": "list", "data": [{"id": "stub-model", "object": "model"}]})
         elif self.path == "/version":
             self._json(200, {"version": "1.2.3"})
+        elif self.path == "/v1/internal/routes" and self.stub.behaviour.storage is not None:
+            routes = [{"route": self.stub.behaviour.storage, "reason": "a stub", "count": len(self.stub.streams)}]
+            self._json(200, {"storage": self.stub.behaviour.storage, "routes": routes})
         else:
             self._error(404, "no such route")
 
@@ -171,6 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
         left = usage["completion_tokens"]
         if chat:
             self._event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
+        time.sleep(behaviour.first_token_s)
         try:
             while left:
                 carried = min(left, behaviour.tokens_per_chunk)

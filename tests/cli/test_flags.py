@@ -28,6 +28,7 @@ COMMANDS = {
     "bench kernels",
     "bench serving",
     "bench overhead",
+    "bench storage",
 }
 WITHOUT_A_VARIABLE = {"--help", "--version"}
 

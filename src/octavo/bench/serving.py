@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from octavo.bench.load_cell import CellRun, run_cell
 from octavo.bench.load_connection import Address, LoadConnection
@@ -19,6 +19,7 @@ from octavo.errors import EngineFault, InvalidRequest
 from octavo.tokenizer import Tokenizer
 
 LEAST_ROUNDS = 3  # good rounds without which a cell is not reported, unless fewer were asked for
+T = TypeVar("T")
 MAX_CONCURRENCY = 1000  # open connections; the usual limit of open files is 1,024
 
 
@@ -142,10 +143,10 @@ async def bench_serving(
     run.problem = None
 
 
-def rotated(concurrencies: Sequence[int], round_: int) -> tuple[int, ...]:
+def rotated(cells: Sequence[T], round_: int) -> tuple[T, ...]:
     """The order of round `round_` (from 0): each cell comes first, second, … equally often."""
-    shift = round_ % len(concurrencies)
-    return (*concurrencies[shift:], *concurrencies[:shift])
+    shift = round_ % len(cells)
+    return (*cells[shift:], *cells[:shift])
 
 
 def check_rounds(rounds: Sequence[RoundFigures], concurrencies: Sequence[int], asked: int) -> None:

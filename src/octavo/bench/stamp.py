@@ -36,6 +36,13 @@ def machine_line(stamp: Mapping[str, object]) -> str:
     return f"{stamp['machine']}{load}; octavo commit {stamp['commit'] or 'unknown'}"
 
 
+def versions_line(stamp: Mapping[str, object]) -> str:
+    """Python and the packages that figures depend on."""
+    versions = stamp["versions"]
+    assert isinstance(versions, Mapping)
+    return ", ".join([f"Python {stamp['python']}", *(f"{name} {number}" for name, number in versions.items())])
+
+
 def machine() -> str:
     """Processor, as the system names it, and how many CPUs there are."""
     name = platform.processor() or platform.machine()

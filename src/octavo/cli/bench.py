@@ -6,14 +6,14 @@ import asyncio
 import json
 import secrets
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from octavo.cli import engine_options as flags
+from octavo.cli.bench_options import Plot, check_plot_flag, counts, written
+from octavo.cli.bench_storage import storage
 from octavo.cli.options import list_option, option, texts
 from octavo.engine.profile import DEFAULT_STEPS, ProfileSettings
 from octavo.errors import InvalidRequest
@@ -21,6 +21,7 @@ from octavo.errors import InvalidRequest
 if TYPE_CHECKING:
     from octavo.bench.load_endpoint import Api
     from octavo.bench.serving import ServingRun
+    from octavo.config import EngineConfig
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, help="Measure: speed and memory, with their spread.")
 
@@ -44,11 +45,23 @@ def decode(
     threads: flags.Threads = None,
     profile: flags.ProfileDirectory = None,
     profile_steps: flags.ProfileSteps = DEFAULT_STEPS,
+    random_weights: Annotated[
+        bool, option("--random-weights", help="Decode speed of batches over random weights, of the shape of --config.")
+    ] = False,
+    config: Annotated[
+        Path | None, option("--config", help="Directory with the config.json that random weights are made for.")
+    ] = None,
+    loads: Annotated[
+        str, option("--loads", help="Loads: sequences x tokens, comma-separated; `64 mixed` is one of them.")
+    ] = "1x128,1x16K,1x32K,4x1K,8x1K,64x1K",
+    cuda_graphs: flags.CudaGraphs = None,
+    device: flags.Device = "auto",
     as_json: flags.AsJson = False,
 ) -> None:
     """One sequence: first token from process start, decode and prefill speed, peak memory.
 
-    A profile is taken in a run of its own, after those that are timed.
+    A profile is taken in a run of its own, after those that are timed. With random weights: batches of the loads,
+    decoded in one process.
     """
     for name, value, least in (
         ("prompt tokens", prompt_tokens, 1),
@@ -57,13 +70,21 @@ def decode(
     ):
         if value < least:
             raise InvalidRequest(f"{name} is {value}; it must be at least {least}")
+    if random_weights or config is not None:
+        if config is None or not random_weights or model is not None:
+            raise InvalidRequest(
+                "random weights are made for a config; give --random-weights --config DIR, and no model"
+            )
+        given = flags.EngineFlags(dtype=dtype, device=device, threads=threads, cuda_graphs=cuda_graphs).config(1)
+        _decode_random(config, loads, new_tokens, repeats, given, as_json)
+        return
     profiles = ProfileSettings.of(profile, profile_steps)
     from octavo.bench.decode import bench_decode
     from octavo.engine.hardware import choose_threads
     from octavo.store import TerminalProgress, resolve_model
 
-    config = flags.EngineFlags(storage=storage, dtype=dtype, weights=weights, threads=threads).config(1)
-    num_threads = choose_threads(config.threads)
+    checked = flags.EngineFlags(storage=storage, dtype=dtype, weights=weights, threads=threads).config(1)
+    num_threads = choose_threads(checked.threads)
     passed = ["--storage", storage, "--dtype", dtype, "--weights", weights, "--threads", str(num_threads)]
     path = resolve_model(model, progress=TerminalProgress())
     result = bench_decode(
@@ -154,7 +175,7 @@ def serving(
     seed: flags.Seed = None,
     timeout: Annotated[float, option("--timeout", help="Seconds that one request may take.")] = 600,
     raw: Annotated[Path | None, option("--raw-data", help="File that gets every request as a line of JSON.")] = None,
-    plot: Annotated[Path | None, option("--plot", help="A .png file to draw (needs matplotlib).")] = None,
+    plot: Plot = None,
     as_json: flags.AsJson = False,
 ) -> None:
     """Load on any OpenAI-compatible endpoint: tokens/s, time to first token, inter-token latency, goodput."""
@@ -162,13 +183,11 @@ def serving(
     from octavo.bench.progress import watching
     from octavo.bench.serving import ServingProtocol, ServingRun, bench_serving
     from octavo.bench.serving_figures import Limits
-    from octavo.bench.serving_plot import check_plot
 
-    if plot is not None:
-        check_plot(plot)
+    check_plot_flag(plot)
     protocol = ServingProtocol(
         url=url,
-        concurrencies=_counts(concurrency),
+        concurrencies=counts(concurrency, "concurrency", "numbers of clients such as 1,4,8"),
         mix=Mix.of(mix, prompt_tokens, max_tokens, shared_percent, cancel_percent),
         rounds=rounds,
         requests_per_client=requests,
@@ -188,13 +207,16 @@ def serving(
 
         counter = open_checkpoint(resolve_model(tokenizer, progress=TerminalProgress())).tokenizer()
     run = ServingRun(protocol)
-    with _written(raw) as lines:
+    with written(raw, "--raw-data") as lines:
         try:
             with watching() as watcher:
                 asyncio.run(bench_serving(run, api_key=key, tokenizer=counter, raw=lines, watcher=watcher))
         finally:  # what ends it early, an interrupt too, loses nothing that was measured
             if run.rounds:
                 _show_serving(run, plot, as_json)
+
+
+app.command("storage")(storage)
 
 
 @app.command("kernels")
@@ -258,6 +280,24 @@ def overhead(
             print(json.dumps(run.as_object()) if as_json else "\n".join(overhead_lines(run)), flush=True)
 
 
+def _decode_random(
+    directory: Path, loads: str, new_tokens: int, rounds: int, config: EngineConfig, as_json: bool
+) -> None:
+    from octavo.bench.engine_decode import EngineDecodeRun, bench_engine_decode, cell_line
+    from octavo.bench.kernel_loads import parse_loads
+
+    run = EngineDecodeRun(directory, parse_loads(loads), new_tokens, rounds, config)
+    bench_engine_decode(run, lambda cell: print(f"octavo: {cell_line(cell)}", file=sys.stderr, flush=True))
+    if as_json:
+        print(json.dumps(run.as_object()))
+        return
+    print(f"{directory.name}, random weights, {run.device}; median of {rounds} (least to most)")
+    if run.first_token_s is not None:
+        print(f"first token, from process start   {run.first_token_s:.2f} s, of which weights {run.load_s:.2f} s")
+    for cell in run.cells:
+        print(cell_line(cell))
+
+
 def _show_serving(run: ServingRun, plot: Path | None, as_json: bool) -> None:
     from octavo.bench.serving_plot import plot_serving
     from octavo.bench.serving_report import report_lines
@@ -270,13 +310,6 @@ def _show_serving(run: ServingRun, plot: Path | None, as_json: bool) -> None:
         plot_serving(run, plot)
 
 
-def _counts(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(each) for each in text.split(","))
-    except ValueError as error:
-        raise InvalidRequest(f"the concurrency is {text!r}; give numbers of clients such as 1,4,8") from error
-
-
 def _api(name: str) -> Api | None:
     match name:
         case "auto":
@@ -286,19 +319,3 @@ def _api(name: str) -> Api | None:
         case "chat":
             return "chat"
     raise InvalidRequest(f"the api is {name!r}; it is auto, completions or chat")
-
-
-@contextmanager
-def _written(path: Path | None) -> Iterator[TextIO | None]:
-    """The file, opened before anything is measured; None without a path."""
-    if path is None:
-        yield None
-        return
-    try:
-        file = path.open("w", encoding="utf-8")
-    except OSError as error:
-        raise InvalidRequest(
-            f"--raw-data {str(path)!r} cannot be written ({error.strerror}); name another file"
-        ) from error
-    with file:
-        yield file

@@ -1,4 +1,4 @@
-"""`octavo serve` as a process that parity asks: its start, its address, its end. Knows nothing of what is asked."""
+"""`octavo serve` as a process that parity or a benchmark asks: its start, its address, its end; not what is asked."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -24,11 +24,13 @@ class ServedProcess:
     """The server that `command` starts, as a context manager: ready when entered, drained and gone when left.
 
     `--port=0` and `--log-level=info` must be among its flags, for the address is taken from its log. Entering raises
-    `EngineFault` if it does not become ready, leaving it if it does not end well.
+    `EngineFault` if it does not become ready, leaving it if it does not end well. `environment` is added to that of
+    our children.
     """
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         self._command = command
+        self._environment = {**child_environment(), **(environment or {})}
 
     def __enter__(self) -> ServedProcess:
         self._directory = tempfile.TemporaryDirectory()
@@ -36,7 +38,7 @@ class ServedProcess:
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 self._command,
-                env=child_environment(),
+                env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
@@ -60,6 +62,13 @@ class ServedProcess:
                 raise self._fault(status)
         finally:
             self._directory.cleanup()
+
+    def fault(self, within_s: float = 0.0) -> EngineFault | None:
+        """What it said last, if it has ended or does so within so many seconds; None if it still runs."""
+        try:
+            return self._fault(self._process.wait(within_s))
+        except subprocess.TimeoutExpired:
+            return None
 
     def _address(self) -> str:
         while True:
