@@ -52,3 +52,29 @@ def test_numbers_that_cannot_be_are_refused(octavo, arguments, fragment):
     done = octavo("bench", "decode", *arguments)
     assert done.status == 2
     assert fragment in done.error
+
+
+def test_random_weights_need_a_config_and_no_model(octavo, tmp_path):
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {
+                "model_type": "llama",
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 1,
+                "vocab_size": 300,
+                "max_position_embeddings": 256,
+                "tie_word_embeddings": True,
+            }
+        )
+    )
+    small = ("bench", "decode", "--random-weights", "--loads", "2x6", "--new-tokens", 4, "--repeats", 1)
+    done = octavo(*small, "--config", tmp_path, "--device", "cpu", "--json")
+    assert done.status == 0, done.err
+    (cell,) = json.loads(done.out)["cells"]
+    assert cell["load"] == "2x6" and cell["tokens_per_s"]["median"] > 0
+    for wrong in ((), ("--config", tmp_path, "-m", "smollm2")):
+        done = octavo(*small, *wrong)
+        assert done.status == 2 and "--random-weights --config DIR" in done.err

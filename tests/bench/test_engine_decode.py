@@ -1,0 +1,76 @@
+"""Decode speed over random weights: what is counted, and that a config is all it takes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from octavo.bench.engine_decode import EngineDecode, EngineDecodeRun, bench_engine_decode, cell_line, load_random
+from octavo.bench.kernel_loads import parse_loads
+from octavo.bench.random_model import RandomCheckpoint
+from octavo.config import EngineConfig
+from octavo.errors import LoadError
+
+CONFIG = {
+    "model_type": "qwen3",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "vocab_size": 300,
+    "max_position_embeddings": 512,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.05,
+    "eos_token_id": 7,
+}
+ON_CPU = EngineConfig(device="cpu", dtype="float32", threads=1)
+
+
+@pytest.fixture
+def directory(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return tmp_path
+
+
+def test_weights_have_the_configs_shapes_and_spread_and_differ_between_layers(directory):
+    checkpoint = RandomCheckpoint.open(directory)
+    embedding = checkpoint.tensor("model.embed_tokens.weight").dequantize()
+    assert embedding.shape == (300, 32)
+    assert abs(embedding.std() - 0.05) < 0.005
+    gate, up = (checkpoint.tensor(f"model.layers.0.mlp.{name}_proj.weight") for name in ("gate", "up"))
+    assert not torch.equal(gate.dequantize(), up.dequantize())
+    assert torch.equal(gate.dequantize(), gate.dequantize())
+    assert checkpoint.tensor("model.norm.weight").dequantize().tolist() == [1.0] * 32
+
+
+def test_a_directory_without_a_config_is_refused(tmp_path):
+    with pytest.raises(LoadError, match="no such file"):
+        RandomCheckpoint.open(tmp_path)
+
+
+def test_steps_are_counted_while_every_sequence_decodes(directory):
+    loaded = load_random(directory, ON_CPU)
+    (load,) = parse_loads("20+2x5")
+    engine = EngineDecode(loaded, load, ON_CPU, 10)
+    for _ in range(2):
+        tokens, steps, seconds = engine.run(10)
+        assert (tokens, steps) == (27, 9)  # after the first token of each, which one step gives all of them
+        assert seconds > 0
+
+
+def test_a_run_has_a_cell_for_each_load_and_tells_when_the_first_token_came(directory):
+    run = EngineDecodeRun(directory, parse_loads("1x9,2x4"), 6, 2, ON_CPU)
+    lines = []
+    bench_engine_decode(run, lambda cell: lines.append(cell_line(cell)))
+    assert [line.split()[0] for line in lines] == ["1x9", "2x4"]
+    written = json.loads(json.dumps(run.as_object()))
+    assert [cell["load"] for cell in written["cells"]] == ["1x9", "2x4"]
+    for cell in written["cells"]:
+        speed = cell["tokens_per_s"]
+        assert 0 < speed["low"] <= speed["median"] <= speed["high"]
+    assert written["first_token_s"] is None or written["first_token_s"] > 0
