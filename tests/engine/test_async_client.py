@@ -1,111 +1,20 @@
-"""What a server sees of an engine that runs elsewhere, over a scripted connection: no process, no thread."""
+"""What requests to an engine that runs elsewhere get, over a scripted connection: no process, no thread."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import pickle
-from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from typing import TypeVar
 
 import pytest
 
-from octavo.bench.mock_tokenizer import mock_tokenizer
 from octavo.engine.async_client import RemoteEngine, ServingLimits
-from octavo.engine.engine_link import LinkListener
 from octavo.engine.events import StepEvent
-from octavo.engine.serving import ModelInfo
-from octavo.engine.step_meter import StepMeter
-from octavo.engine.wire import (
-    Abort,
-    Command,
-    Fatal,
-    Launch,
-    Loaded,
-    LoadFailed,
-    Loading,
-    Logged,
-    Message,
-    PrefixCacheReset,
-    Refused,
-    ResetPrefixCache,
-    Step,
-    Submit,
-    WireEvent,
-)
-from octavo.errors import EngineFault, InvalidRequest, LoadError, NotReady, QueueFull
+from octavo.engine.wire import Abort, Logged, PrefixCacheReset, Refused, ResetPrefixCache, Submit
+from octavo.errors import InvalidRequest, QueueFull
 from octavo.outputs import TextDelta, TokenLogprobs
-from tests.engine.fake_core import FakeCore, request_of
-
-_T = TypeVar("_T")
-INFO = ModelInfo("m", "fake", 300, 64, 63, "paged", "float32", "f16", "full", 0, 8)
-
-
-class FakeLink:
-    """A connection whose other end is the test. `failure` is what loading comes to."""
-
-    def __init__(self, *first: Message) -> None:
-        self.first = first or (loaded(),)
-        self.sent: list[Command] = []
-        self.closed: list[float] = []
-        self.listener: LinkListener | None = None
-
-    async def open(self, launch: Launch, listener: LinkListener) -> None:
-        self.listener = listener
-        for message in self.first:
-            listener.on_message(message)
-
-    def send(self, command: Command) -> None:
-        self.sent.append(command)
-
-    async def close(self, grace_s: float) -> None:
-        self.closed.append(grace_s)
-
-    def say(self, message: Message) -> None:
-        assert self.listener is not None
-        self.listener.on_message(message)
-
-    def step(self, *events: WireEvent, received: int = 1, waiting: int = 0, running: int = 1) -> None:
-        self.say(Step(list(events), received, waiting, running))
-
-    def sent_of(self, kind: type[_T]) -> list[_T]:
-        return [command for command in self.sent if isinstance(command, kind)]
-
-
-def loaded(max_num_seqs: int = 2) -> Loaded:
-    return Loaded(INFO, pickle.dumps(mock_tokenizer()), max_num_seqs, StepMeter().stats(FakeCore()))
-
-
-def last(handle: int, request_id: str, index: int = 0) -> WireEvent:
-    """The event that ends a request."""
-    return (handle, StepEvent(TextDelta(request_id, index, "!", (9,), "length")))
-
-
-def play(
-    scene: Callable[[RemoteEngine, FakeLink], Awaitable[None]],
-    limits: ServingLimits | None = None,
-    link: FakeLink | None = None,
-) -> None:
-    """Run `scene` with an engine that is ready."""
-    link = link or FakeLink()
-
-    async def main() -> None:
-        engine = RemoteEngine(link, "nowhere:nothing", (), limits)
-        await engine.start()
-        await scene(engine, link)
-
-    asyncio.run(asyncio.wait_for(main(), 20))
-
-
-async def turn() -> None:
-    """Let everything run that can."""
-    for _ in range(5):
-        await asyncio.sleep(0)
-
-
-async def collect(engine: RemoteEngine, *request_ids: str) -> list[list[StepEvent]]:
-    return [events async for events in engine.run([request_of(request_id) for request_id in request_ids])]
+from tests.engine.fake_core import request_of
+from tests.engine.scripted_link import FakeLink, collect, end, last, play, turn
 
 
 def test_a_reader_that_keeps_up_gets_each_step_as_a_list_of_its_own() -> None:
@@ -348,160 +257,6 @@ def test_a_reader_that_has_read_nothing_for_too_long_is_cut_off() -> None:
     play(scene, ServingLimits(max_unread_s=60))
 
 
-def test_draining_takes_nothing_new_and_returns_when_the_last_has_ended() -> None:
-    async def scene(engine: RemoteEngine, link: FakeLink) -> None:
-        reader = asyncio.create_task(collect(engine, "a"))
-        await turn()
-        drain = asyncio.create_task(engine.drain(1000))
-        await turn()
-        assert engine.status.state == "draining"
-        with pytest.raises(NotReady, match="shutting down"):
-            await collect(engine, "b")
-        assert not drain.done()
-        link.step(last(0, "a"), running=0)
-        await drain
-        [events] = await reader
-        assert events[0].delta.finish_reason == "length"
-
-    play(scene)
-
-
-def test_draining_ends_those_left_at_the_deadline() -> None:
-    async def scene(engine: RemoteEngine, link: FakeLink) -> None:
-        reader = asyncio.create_task(collect(engine, "a"))
-        await turn()
-        await engine.drain(0.01)
-        [events] = await reader
-        assert (events[0].fault, events[0].delta.finish_reason) == ("shut_down", "error")
-        assert link.sent_of(Abort) == [Abort((0,))]
-
-    play(scene)
-
-
-def test_stopping_ends_what_runs_and_closes_the_connection_each_time_it_is_asked() -> None:
-    async def scene(engine: RemoteEngine, link: FakeLink) -> None:
-        reader = asyncio.create_task(collect(engine, "a"))
-        await turn()
-        await engine.stop()
-        await engine.stop()
-        [events] = await reader
-        assert events[0].fault == "shut_down"
-        assert engine.status.state == "stopped"
-        assert link.closed
-        with pytest.raises(NotReady):
-            await collect(engine, "b")
-
-    play(scene)
-
-
-@pytest.mark.parametrize("by_message", [True, False], ids=["a crash of the loop", "a death of the process"])
-def test_a_dead_engine_fails_all_open_requests_with_the_cause(
-    by_message: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def scene(engine: RemoteEngine, link: FakeLink) -> None:
-        readers = [asyncio.create_task(collect(engine, i)) for i in "ab"]
-        reset = asyncio.create_task(engine.reset_prefix_cache())
-        await turn()
-        if by_message:
-            link.say(Fatal("it burnt down"))
-        assert link.listener is not None
-        link.listener.on_lost("ended" if by_message else "it burnt down")
-        for reader in readers:
-            [[event]] = await reader
-            assert (event.fault, event.error, event.delta.finish_reason) == ("engine_died", "it burnt down", "error")
-        with pytest.raises(EngineFault, match="it burnt down"):
-            await reset
-        assert (engine.status.state, engine.status.reason) == ("failed", "it burnt down")
-        with pytest.raises(NotReady, match="it burnt down"):
-            await collect(engine, "c")
-        await engine.stop()
-        assert engine.status.state == "failed"
-
-    play(scene)
-    assert [record.getMessage() for record in caplog.records] == ["it burnt down"]
-
-
-def test_a_load_that_fails_raises_what_the_engine_raised() -> None:
-    async def main() -> None:
-        engine = RemoteEngine(link, "nowhere:nothing", ())
-        assert engine.status.state == "loading"
-        with pytest.raises(NotReady, match="loading"):
-            await collect(engine, "a")
-        with pytest.raises(LoadError, match=r"^x\.gguf is cut short$"):
-            await engine.start()
-        assert (engine.status.state, engine.status.reason) == ("failed", "x.gguf is cut short")
-
-    link = FakeLink(Loading(1, 2), LoadFailed(LoadError("x.gguf is cut short")))
-    asyncio.run(main())
-    assert link.closed == [0]
-
-
-def test_loading_tells_its_progress() -> None:
-    told = []
-
-    async def main() -> None:
-        def note(done: int, total: int) -> None:
-            told.append((done, total, engine.status.reason))
-
-        engine = RemoteEngine(FakeLink(Loading(1, 4), Loading(4, 4), loaded()), "nowhere:nothing", (), None, note)
-        with pytest.raises(EngineFault, match="not loaded yet"):
-            engine.info  # noqa: B018 - that it raises is what matters
-        await engine.start()
-        assert engine.status.reason == ""
-        assert engine.info == INFO
-        assert engine.tokenizer.decode(engine.tokenizer.encode("as ever")) == "as ever"
-        assert engine.stats is not None
-
-    asyncio.run(main())
-    assert told == [(1, 4, "loading the model: 25%"), (4, 4, "loading the model: 100%")]
-
-
-def test_a_stop_while_loading_breaks_it_off() -> None:
-    async def main() -> None:
-        link = FakeLink(Loading(1, 4))
-        engine = RemoteEngine(link, "nowhere:nothing", ())
-        start = asyncio.create_task(engine.start())
-        await turn()
-        await engine.stop()
-        with pytest.raises(EngineFault, match="the engine was stopped"):
-            await start
-        assert engine.status.state == "stopped"
-        assert set(link.closed) == {0}
-
-    asyncio.run(main())
-
-
-def test_a_step_that_does_not_end_is_reported_until_it_does(caplog: pytest.LogCaptureFixture) -> None:
-    async def scene(engine: RemoteEngine, link: FakeLink) -> None:
-        reader = asyncio.create_task(collect(engine, "a"))
-        await turn()
-        link.step((0, "x", (1,)))
-        while not engine.status.reason:
-            await asyncio.sleep(0.005)
-        assert engine.status.state == "ready"
-        assert "a step has taken" in engine.status.reason
-        link.step(last(0, "a"), running=0)
-        assert engine.status.reason == ""
-        await reader
-        await engine.stop()
-
-    play(scene, ServingLimits(watchdog_s=0.02))
-    assert "has not finished a step" in caplog.records[0].getMessage()
-    assert "goes on" in caplog.records[1].getMessage()
-
-
-def test_an_engine_without_work_may_be_silent() -> None:
-    async def scene(engine: RemoteEngine, link: FakeLink) -> None:
-        reader = asyncio.create_task(collect(engine, "a"))
-        await turn()
-        link.step(last(0, "a"), running=0)
-        await reader
-        await asyncio.sleep(0.05)
-        assert engine.status.reason == ""
-
-    play(scene, ServingLimits(watchdog_s=0.01))
-
-
 def test_the_prefix_cache_is_reset_where_it_lies() -> None:
     async def scene(engine: RemoteEngine, link: FakeLink) -> None:
         first = asyncio.create_task(engine.reset_prefix_cache())
@@ -522,9 +277,3 @@ def test_what_the_engine_logs_is_logged_here(caplog: pytest.LogCaptureFixture) -
     play(scene)
     [record] = caplog.records
     assert (record.name, record.levelname, record.getMessage()) == ("octavo.kernels", "WARNING", "100% of it is slow")
-
-
-async def end(*readers: asyncio.Task[list[list[StepEvent]]]) -> None:
-    for reader in readers:
-        reader.cancel()
-    await asyncio.gather(*readers, return_exceptions=True)
