@@ -11,6 +11,7 @@ from octavo.cache.spec import LayerSpec, group_layers
 from octavo.step_batch import FreshBlocks, StepBatch, StepRow, StorageKind
 from octavo.storage.codecs import CODECS
 from octavo.storage.kv_cache import KVCache
+from octavo.storage.route import RouteSwitches
 
 CPU = torch.device("cpu")
 
@@ -28,6 +29,8 @@ class HandScheduler:
         block_size: int = 16,
         codecs: tuple[str, str] = ("f32", "f32"),
         seed: int = 0,
+        device: torch.device = CPU,
+        switches: RouteSwitches | None = None,
     ) -> None:
         self.storage = storage
         self.groups = group_layers(layout)
@@ -41,7 +44,8 @@ class HandScheduler:
             max_seqs=max_seqs,
             max_context=max_context,
             codecs=(CODECS[codecs[0]], CODECS[codecs[1]]),
-            device=CPU,
+            device=device,
+            switches=switches,
         )
         poison(self.cache)
         self._order = list(range(num_blocks))

@@ -15,6 +15,7 @@ from octavo.storage.eager_attention import EagerAttention
 from octavo.storage.fused_attention import FusedAttention
 from octavo.storage.route import Route
 from tests.schedules import HandScheduler, random_shares
+from tests.storage.projected_steps import STEPS, attend_projected
 from tests.storage.shifted_sequence import Bookkeeping
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are interpreted only where there is no GPU")
@@ -77,6 +78,29 @@ def test_mixed_steps_give_what_gathering_gives(choose, storage, codecs):
         assert (got - want).abs().max() < 5e-4
     fused = cache.routes.by_route().get(Route.FUSED_DECODE.value, 0)
     assert (fused > 0) == (storage is StorageKind.PAGED)
+
+
+@pytest.mark.parametrize("codecs", [("f16", "f16"), ("q8_0", "q4_0")], ids="-".join)
+@pytest.mark.parametrize("storage", list(StorageKind), ids=lambda s: s.value)
+def test_projected_heads_are_normed_turned_stored_and_attended_as_one_after_another(choose, storage, codecs):
+    outputs = []
+    for fused in (False, True):
+        choose(fused)
+        scheduler = HandScheduler(LAYOUT[:2], storage, max_seqs=3, max_context=48, codecs=codecs)
+        outputs.append(attend_projected(scheduler, LAYOUT[:2], CPU, steps=STEPS[:2]))
+    for want, got in zip(*outputs, strict=True):
+        assert (got.float() - want.float()).abs().max() < 5e-4 + want.float().abs().max() * 2**-11
+
+
+def test_every_row_of_a_paged_step_takes_a_kernel_that_is_counted(choose):
+    choose(fused=True)
+    scheduler = HandScheduler([spec()], StorageKind.PAGED, max_seqs=3, max_context=64, codecs=("f16", "f16"))
+    scheduler.cache.plan(scheduler.batch([(0, [0]), (1, [0] * 8), (2, [0] * 9)]))
+    assert scheduler.cache.routes.counts == {
+        (Route.FUSED_DECODE, "one token"): 1,
+        (Route.FUSED_VERIFY, "a few tokens"): 1,
+        (Route.VARLEN_PREFILL, "a chunk"): 1,
+    }
 
 
 def test_keys_of_a_shifted_context_are_found_past_the_gap(choose):

@@ -10,7 +10,7 @@ from octavo.kernels.triton.launch import dependent_launch
 from octavo.kernels.triton.row_kernels import add_norm, gate_rows
 
 MAX_WIDTH = 1 << 15  # elements that a program holds of a row
-_GATE_BLOCK = 1024
+_FEW_ROWS = 256
 
 
 def add_rms_norm_(
@@ -53,7 +53,7 @@ def add_rms_norm_(
 
 def norm_warps(block: int) -> int:
     """Of a program that holds `block` elements."""
-    return max(1, min(16, block // 256))
+    return max(1, min(16, block // 512))
 
 
 def gate(x: Tensor, gelu: bool, dtype: torch.dtype) -> Tensor:
@@ -63,11 +63,12 @@ def gate(x: Tensor, gelu: bool, dtype: torch.dtype) -> Tensor:
     if not num_tokens:
         return out
     dependent = dependent_launch(x.device)
-    gate_rows[(num_tokens, triton.cdiv(width, _GATE_BLOCK))](
+    block = 512 if num_tokens <= _FEW_ROWS else 1024
+    gate_rows[(num_tokens, triton.cdiv(width, block))](
         x,
         out,
         width,
-        BLOCK=_GATE_BLOCK,
+        BLOCK=block,
         GELU=gelu,
         DEPENDENT=dependent,
         num_warps=4,

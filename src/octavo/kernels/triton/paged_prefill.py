@@ -22,6 +22,7 @@ _CODECS = {"f32": 0, "f16": 0, "bf16": 0, "q8_0": 1, "q4_0": 2}
 _PRECISE_END = 256
 _PRECISE_END_QUANTISED = 512
 _PRECISE_END_BF16 = 2048
+_EVERYWHERE = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,7 @@ def best_tile(dim: int, bits: int) -> PrefillTile:
 
 
 def _precise_end(spec: DecodeSpec) -> int:
+    end = _PRECISE_END if spec.bits == 16 else _PRECISE_END_QUANTISED
     if "bf16" in (spec.k_codec, spec.v_codec):
-        return _PRECISE_END_BF16
-    return _PRECISE_END if spec.bits == 16 else _PRECISE_END_QUANTISED
+        end = _PRECISE_END_BF16
+    return _EVERYWHERE if spec.window is not None and spec.window <= end else end
