@@ -22,7 +22,7 @@ CUDA = torch.device("cuda")
 
 def layout(dim):
     full = LayerSpec("full", 6, 2, dim, dim, dim**-0.5)
-    return [full, LayerSpec("sliding", 6, 2, dim, dim, dim**-0.5, 300)]
+    return [full, LayerSpec("sliding", 6, 2, dim, dim, dim**-0.5, 60)]
 
 
 def run(dim, storage, codecs, dtype, native):
