@@ -180,7 +180,9 @@ REPLAYS: dict[str, dict[str, tuple[str, ...]]] = {
             "test_r026_preempted_requests_go_on_as_if_nothing_had_happened",
             "test_r026_windows_come_back_with_a_preempted_request",
         ),
-        "scheduler/test_scheduler.py": ("test_a_preempted_request_goes_on_with_its_tokens_and_computes_little_again",),
+        "scheduler/test_scheduler_prefixes.py": (
+            "test_a_preempted_request_goes_on_with_its_tokens_and_computes_little_again",
+        ),
     },
     # e: continuous batching
     "R028": {  # the short row of a batch sees padding
@@ -199,7 +201,7 @@ REPLAYS: dict[str, dict[str, tuple[str, ...]]] = {
         E: ("test_r031_two_hundred_requests_eight_at_a_time_give_every_block_back",),
         E_SERVED: ("test_r031_two_hundred_calls_of_every_kind_of_end_leave_every_block_free_or_cached",),
         "engine/test_core_lifecycle.py": ("test_blocks_return_to_the_start_value_at_every_idle_point",),
-        "scheduler/test_scheduler.py": (
+        "scheduler/test_scheduler_prefixes.py": (
             "test_two_hundred_requests_of_every_kind_of_end_leave_all_blocks_free_or_cached",
         ),
     },
