@@ -158,15 +158,19 @@ def first_visible(columns: Ints, window: int | None, keep: Ints | None, skip: In
 
 
 def one_row_each(rows: DecodeRows, window: int | None) -> DecodeRows:
-    """The same queries with one row per sequence: what a row sees no longer depends on those beside it."""
-    sequence = np.repeat(np.arange(len(rows.columns)), rows.num_queries)
-    place = np.arange(len(sequence)) - np.repeat(np.cumsum(rows.num_queries) - rows.num_queries, rows.num_queries)
+    """The same queries with one row per sequence: what a row sees no longer depends on those beside it.
+
+    Padding stays one row each, so that their number is that of the step.
+    """
+    counts = np.maximum(rows.num_queries, 1)
+    sequence = np.repeat(np.arange(len(rows.columns)), counts)
+    place = np.arange(len(sequence)) - np.repeat(np.cumsum(counts) - counts, counts)
     columns = rows.columns[sequence] - (rows.num_queries[sequence] - 1 - place)
     keep = None if rows.keep is None else rows.keep[sequence]
     skip = None if rows.skip is None else rows.skip[sequence]
     return DecodeRows(
         first_query=rows.first_query[sequence] + place,
-        num_queries=np.ones(len(sequence), dtype=np.int64),
+        num_queries=np.minimum(rows.num_queries, 1)[sequence],
         first_column=np.maximum(first_visible(columns, window, keep, skip), rows.first_column[sequence]),
         columns=columns,
         table_begin=rows.table_begin[sequence],

@@ -79,7 +79,8 @@ def exact_tile(dim: int, bits: int) -> DecodeTile:
 def choose(dim: int, bits: int, num_kv_heads: int, lengths: NDArray[np.int64]) -> tuple[DecodeTile, int, int]:
     """Tile, chunk length and most chunks for sequences that see `lengths` columns, stored in `bits` per element.
 
-    How many chunks there may be depends on the number of sequences and the kind of load, and not on their lengths.
+    How many chunks there may be depends on the number of `lengths`, those of 0 too, and on the kind of load; not on how
+    long they are.
     """
     settings = _settings(dim, bits)
     seen = lengths[lengths > 0]
@@ -88,16 +89,16 @@ def choose(dim: int, bits: int, num_kv_heads: int, lengths: NDArray[np.int64]) -
     least, total = len(seen) * num_kv_heads, int(seen.sum())
     even = int(seen.max()) * len(seen) * 2 <= total * 3
     if settings.full is not None and even and settings.full_from <= least <= settings.full_to:
-        return settings.full, int(seen.max()), len(seen)
+        return settings.full, int(seen.max()), len(lengths)
     setting = settings.usual
     if settings.long is not None and total * num_kv_heads >= settings.long_from:
         setting = settings.long
     elif settings.few is not None and even and least <= settings.few_programs:
         setting = settings.few
     programs = setting.programs if even else setting.ragged
-    if not even and least * 2 > programs:
-        programs = least * _RAGGED_CUTS
-    most = max(len(seen), programs // num_kv_heads)
+    if not even and len(lengths) * num_kv_heads * 2 > programs:
+        programs = len(lengths) * num_kv_heads * _RAGGED_CUTS
+    most = max(len(lengths), programs // num_kv_heads)
     return setting.tile, chunk_length(seen, most, LEAST_CHUNK), most
 
 
