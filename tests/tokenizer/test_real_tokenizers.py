@@ -108,7 +108,7 @@ def test_chat_ids_are_those_of_the_ordinary_rendering_without_control_text(alias
         assert tokenizer.encode_chat(messages) == ordinary
 
 
-@pytest.fixture(scope="module", params=["smollm2", "qwen05"])
+@pytest.fixture(scope="module", params=["smollm2", pytest.param("qwen05", marks=pytest.mark.nightly)])
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Tokenizer, Any]:
     """The tokenizer of a GGUF file, one of the directory that transformers makes of it, and transformers' own."""
     path = weights_path(request.param)
