@@ -16,7 +16,7 @@ import pytest
 
 from octavo.engine.async_client import ProcessEngine, RemoteEngine
 from octavo.engine.events import StepEvent
-from octavo.errors import EngineFault, LoadError, NotReady, QueueFull
+from octavo.errors import EngineFault, LoadError, NotReady, QueueFull, ShuttingDown
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
 from tests.engine.engine_factories import BROKEN, FAKE, UNLOADABLE
@@ -258,6 +258,8 @@ def test_draining_lets_running_requests_end_and_ends_the_rest_at_the_deadline(fa
         assert (await short)[-1].delta.finish_reason == "length"
         assert (await endless)[-1].fault == "shut_down"
         assert engine.status.state == "draining"
+        with pytest.raises(ShuttingDown, match="takes no new requests"):
+            await collect(engine, request_of("late", 1))
 
     fake.play(scene)
 

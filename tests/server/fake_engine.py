@@ -15,7 +15,7 @@ from octavo.engine.machine import MachineSnapshot, MachineView, RequestProgress
 from octavo.engine.profile import Profile, ProfileSettings
 from octavo.engine.serving import EngineState, EngineStatus, ModelInfo
 from octavo.engine.stats import BlockCounts, EngineStats, HistogramCounts, PrefixCounts, RouteCount
-from octavo.errors import EngineFault, InvalidRequest, NotReady, OctavoError
+from octavo.errors import EngineFault, InvalidRequest, NotReady, OctavoError, ShuttingDown
 from octavo.outputs import FinishReason, TextDelta, TokenLogprobs
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
@@ -179,7 +179,8 @@ class FakeEngine:
 
     async def run(self, requests: Sequence[Request]) -> AsyncGenerator[list[StepEvent]]:
         if self.state != "ready":
-            raise NotReady(f"the engine is {self.state}")
+            ends = self.state in ("draining", "stopped")
+            raise (ShuttingDown if ends else NotReady)(f"the engine is {self.state}")
         if self.refusal is not None:
             raise self.refusal
         self.requests += requests

@@ -20,6 +20,7 @@ from octavo.errors import (
     NotReady,
     OctavoError,
     QueueFull,
+    ShuttingDown,
 )
 from octavo.server.errors import fault_error, http_error
 from octavo.server.logs import TextLines
@@ -43,6 +44,7 @@ def raising_app(error: Exception, **settings: Any) -> Any:
         (CapacityError("900 tokens; 512 fit"), 400, "context_length_exceeded"),
         (QueueFull("64 wait", retry_after_s=7), 429, "queue_full"),
         (NotReady("loading"), 503, "not_ready"),
+        (ShuttingDown("draining"), 503, "shutting_down"),
         (EngineFault("it broke"), 500, "engine_fault"),
         (LoadError("no file"), 500, "engine_fault"),
     ],

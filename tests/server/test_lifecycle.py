@@ -99,6 +99,7 @@ def test_a_signal_lets_running_requests_end_and_takes_no_new_ones(number: int) -
         assert client.get("/health").status_code == 200
         refused = client.post("/v1/chat/completions", json=CHAT)
         assert refused.status_code == 503 and refused.headers["retry-after"]
+        assert refused.json()["error"]["code"] == "shutting_down"
         thread.join(30)
         assert lines[-2:] == ["data: [DONE]", ""]
         assert any('"finish_reason":"length"' in line for line in lines)
@@ -261,6 +262,7 @@ def test_a_second_server_on_a_port_ends_and_the_first_goes_on() -> None:
         (("--parallel", 0), "--parallel"),
         (("-m", "/no/such/model"), "/no/such/model"),
         (("--root-path", "llm/"), "--root-path"),
+        (("--cors-origin", "page.example"), "--cors-origin"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

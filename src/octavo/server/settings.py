@@ -14,6 +14,7 @@ from octavo.server.parsers.reasoning import THINKING
 MIB = 1 << 20
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
+_ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")  # as browsers send it: in lower case
 _KEY = re.compile(r"[^\s\x00-\x1f\x7f]+")  # what a header can carry as one word
 
 
@@ -72,6 +73,12 @@ class ServerSettings:
         if (self.tls_cert is None) != (self.tls_key is None):
             missing, given = ("--tls-key", "--tls-cert") if self.tls_key is None else ("--tls-cert", "--tls-key")
             raise InvalidRequest(f"{given} is given without {missing}; TLS needs both")
+        for origin in self.cors_origins:
+            if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):
+                raise InvalidRequest(
+                    f"--cors-origin is {shown(origin)}; give scheme, host and port, such as https://page.example or "
+                    "http://localhost:3000, in lower case and without a path, or * for any"
+                )
         if any(not name.strip() for name in self.model_names):
             raise InvalidRequest("--served-model-name is empty; give the name that clients send as model")
         for name, value, allowed in (
@@ -82,7 +89,7 @@ class ServerSettings:
         ):
             if value not in allowed:
                 raise InvalidRequest(f"{name} is {shown(value)}; choose one of {', '.join(allowed)}")
-        if self.root_path and not re.fullmatch(r"(/[\w.~-]+)+", self.root_path):
+        if self.root_path and not re.fullmatch(r"(/[\w.~-]+)+", self.root_path, re.ASCII):
             raise InvalidRequest(
                 f"--root-path is {shown(self.root_path)}; it must look like /prefix, without / at its end"
             )

@@ -13,7 +13,7 @@ from tokenizers import models
 
 from octavo.errors import LoadError
 from octavo.tokenizer.splitter import SpecialSplitter
-from octavo.tokenizer.text_bound import longest_token, normalised_away
+from octavo.tokenizer.text_bound import TextBound, shrinking_of, text_bound
 from octavo.tokenizer.text_encoder import Fragment, TokenizerParts, pipeline_ids
 from octavo.tokenizer.vocabulary import SPACE_MARK, PieceCoding, TokenKind, Vocabulary, end_of_turn_ids
 
@@ -93,7 +93,7 @@ def parts_from_directory(path: Path, extra_eos_ids: Iterable[int]) -> TokenizerP
         strip_leading_space=any(_strips_leading_space(node) for node in decoder),
         chat_templates=_chat_templates(path, config),
         special_texts=special_texts,
-        longest_token=_longest_token(pipeline, vocabulary),
+        bound=_bound(pipeline, vocabulary),
     )
 
 
@@ -183,16 +183,15 @@ def _vocabulary(pipeline: TokenizersPipeline, coding: PieceCoding) -> Vocabulary
     return Vocabulary(texts, kinds, coding)
 
 
-def _longest_token(pipeline: TokenizersPipeline, vocabulary: Vocabulary) -> int | None:
+def _bound(pipeline: TokenizersPipeline, vocabulary: Vocabulary) -> TextBound | None:
     """See `TokenizerParts`."""
     model = pipeline.model
     added = pipeline.get_added_tokens_decoder().values()
     steps = [*_nodes(_state(pipeline.normalizer)), *_nodes(_state(pipeline.pre_tokenizer))]
-    most = normalised_away(steps)
-    if most is None or not isinstance(model, models.BPE) or any(token.lstrip or token.rstrip for token in added):
+    shrinking = shrinking_of(steps)
+    if shrinking is None or not isinstance(model, models.BPE) or any(token.lstrip or token.rstrip for token in added):
         return None
-    longest = longest_token(vocabulary, always_coded=model.byte_fallback)
-    return None if longest is None else longest * most
+    return text_bound(vocabulary, falls_back=model.byte_fallback, shrinking=shrinking)
 
 
 def _added_ends(

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as TokenizersPipeline
 from octavo.errors import LoadError
 from octavo.tokenizer.pretokenizers import pre_tokenizer_spec
 from octavo.tokenizer.sentencepiece import SentencePieceModel
-from octavo.tokenizer.text_bound import longest_token
+from octavo.tokenizer.text_bound import text_bound
 from octavo.tokenizer.text_encoder import SplittingEncoder, TokenizerParts, pipeline_ids
 from octavo.tokenizer.vocabulary import (
     SPACE_MARK,
@@ -128,7 +128,7 @@ def _assemble(
     control = vocabulary.of_kind(TokenKind.CONTROL, TokenKind.UNKNOWN)
     user_defined = vocabulary.of_kind(TokenKind.USER_DEFINED)
     stripping = _right_stripping(metadata, control | user_defined)
-    always_coded = vocabulary.coding is PieceCoding.SPACE_MARK and unknown is not None
+    falls_back = vocabulary.coding is PieceCoding.SPACE_MARK and unknown is not None
     named = {"bos_token": bos, "eos_token": eos, "unk_token": unknown, "pad_token": metadata.token_id("padding", size)}
     add_bos = metadata.flag("add_bos_token", defaults.add_bos) and bos is not None
     add_eos = metadata.flag("add_eos_token", False) and eos is not None
@@ -143,7 +143,7 @@ def _assemble(
         and vocabulary.coding is PieceCoding.SPACE_MARK,
         chat_templates=metadata.chat_templates(),
         special_texts={name: vocabulary.texts[index] for name, index in named.items() if index is not None},
-        longest_token=None if stripping else longest_token(vocabulary, always_coded=always_coded),
+        bound=None if stripping else text_bound(vocabulary, falls_back=falls_back),
     )
 
 

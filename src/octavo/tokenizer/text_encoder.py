@@ -9,6 +9,7 @@ from typing import Protocol
 from tokenizers import Tokenizer as TokenizersPipeline
 
 from octavo.tokenizer.splitter import SpecialSplitter
+from octavo.tokenizer.text_bound import TextBound
 from octavo.tokenizer.vocabulary import Vocabulary
 
 Fragment = str | int  # plain text, or the id of a token that the text spelled
@@ -94,4 +95,4 @@ class TokenizerParts:
     strip_leading_space: bool  # encoding adds one space at the front, so decoding takes one off
     chat_templates: Mapping[str, str]  # by name; "default" is the usual one
     special_texts: Mapping[str, str]  # template variables: bos_token, eos_token, unk_token, pad_token
-    longest_token: int | None = None  # characters of a text that a token stands for at most; None if not known
+    bound: TextBound | None = None  # on the tokens of a text; None where nothing is certain

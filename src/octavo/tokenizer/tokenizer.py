@@ -89,8 +89,8 @@ class Tokenizer:
 
     def least_tokens(self, text: str) -> int:
         """At most as many as `encode` makes of `text`, at once and however long it is; 0 if that is all one can say."""
-        longest = self._parts.longest_token
-        return 0 if longest is None else -(-len(text) // longest)
+        bound = self._parts.bound
+        return 0 if bound is None else bound.least_tokens(text)
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:
         """Ids of `text`; control tokens in it are tokens only with `parse_special`, else text.
