@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -36,7 +35,6 @@ class Behaviour:
     fails_from: int | None = None
     dies_at: int | None = None  # number of the stream in the middle of which it dies
     storage: str | None = None  # what it says of its storage, where servers of ours say it
-    first_token_s: float = 0.0  # before each answer
 
 
 class _Server(ThreadingHTTPServer):
@@ -177,7 +175,6 @@ class _Handler(BaseHTTPRequestHandler):
         left = usage["completion_tokens"]
         if chat:
             self._event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
-        time.sleep(behaviour.first_token_s)
         try:
             while left:
                 carried = min(left, behaviour.tokens_per_chunk)

@@ -29,6 +29,8 @@ COMMANDS = {
     "bench serving",
     "bench overhead",
     "bench storage",
+    "bench regress save",
+    "bench regress run",
 }
 WITHOUT_A_VARIABLE = {"--help", "--version"}
 

@@ -125,6 +125,21 @@ class EndpointControl:
         except httpx.HTTPError:
             return False
 
+    async def routes(self) -> dict[str, Any]:
+        """The storage of a server of ours, and how often attention took which route.
+
+        Raises `CapacityError` if it cannot be reached, `InvalidRequest` if it does not say.
+        """
+        path = "/v1/internal/routes"
+        try:
+            response = await self._http.get(path)
+        except httpx.HTTPError as error:
+            raise CapacityError(f"{self.address} stopped answering: {error or type(error).__name__}") from error
+        found = _json_object(response)
+        if not response.is_success or found is None:
+            raise InvalidRequest(f"{self.address}{path} answers HTTP {response.status_code}, so its storage is unknown")
+        return found
+
     async def count(self, endpoint: Endpoint, prompt: Prompt) -> int | None:
         """Tokens of `prompt` as the endpoint counts them; None if it does not say or refuses the prompt."""
         answer = await self._post(endpoint.path, json.loads(endpoint.body(prompt, 1, stream=False)))

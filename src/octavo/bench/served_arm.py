@@ -9,8 +9,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import httpx
-
 from octavo.bench.load_cell import CellRun, Outcome, run_cell
 from octavo.bench.load_connection import Address
 from octavo.bench.load_endpoint import Endpoint, EndpointControl
@@ -204,11 +202,7 @@ class _Measurement:
 
     async def routes(self) -> list[dict[str, Any]]:
         """Counts of attention's routes; checks the storage."""
-        async with httpx.AsyncClient(base_url=self.server.url, trust_env=False, timeout=self.load.timeout_s) as client:
-            try:
-                found = (await client.get("/v1/internal/routes")).raise_for_status().json()
-            except httpx.HTTPError as error:
-                raise EngineFault(f"/v1/internal/routes cannot be read: {error or type(error).__name__}") from error
+        found = await self.control.routes()
         if self.arm.storage is not None and found["storage"] != self.arm.storage:
             raise EngineFault(f"its storage is {found['storage']}, not {self.arm.storage}")
         routes: list[dict[str, Any]] = found["routes"]

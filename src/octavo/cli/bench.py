@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from octavo.cli import bench_regress
 from octavo.cli import engine_options as flags
 from octavo.cli.bench_options import Plot, check_plot_flag, counts, written
 from octavo.cli.bench_storage import storage
@@ -217,6 +218,7 @@ def serving(
 
 
 app.command("storage")(storage)
+app.add_typer(bench_regress.app, name="regress")
 
 
 @app.command("kernels")

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import secrets
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 from octavo.cli.options import option
 from octavo.errors import InvalidRequest
 
+if TYPE_CHECKING:
+    from octavo.bench.served_arm import ServedLoad
+
+PromptLengths = Annotated[str, option("--prompt-tokens", help="Lengths of prompts, exact.")]
+Concurrencies = Annotated[str, option("--concurrency", help="Numbers of clients; each with each length.")]
+AnswerTokens = Annotated[int, option("--max-tokens", help="Tokens of an answer.")]
+Requests = Annotated[int, option("--requests", help="Requests of each client per cell and round.")]
 Plot = Annotated[Path | None, option("--plot", help="A .png file to draw (needs matplotlib).")]
 Rounds = Annotated[int, option("--rounds", help="Times that everything is measured, in turn.")]
+Out = Annotated[
+    Path | None, option("--out", help="New file for the raw data, JSON lines (default: named by time and model).")
+]
 Timeout = Annotated[float, option("--timeout", help="Seconds that one request may take.")]
 
 
@@ -29,6 +42,34 @@ def counts(text: str, name: str, wanted: str) -> tuple[int, ...]:
         return tuple(int(each) for each in text.split(","))
     except ValueError as error:
         raise InvalidRequest(f"the {name} is {text!r}; give {wanted}") from error
+
+
+def served_load(
+    prompt_tokens: str, concurrency: str, max_tokens: int, requests: int, seed: int | None, timeout: float
+) -> ServedLoad:
+    """What those flags ask for. Raises `InvalidRequest` for values that cannot be."""
+    from octavo.bench.served_arm import ServedLoad
+
+    load = ServedLoad(
+        prompt_tokens=counts(prompt_tokens, "prompt length", "numbers of tokens such as 512,4096"),
+        concurrencies=counts(concurrency, "concurrency", "numbers of clients such as 1,4,8"),
+        max_tokens=max_tokens,
+        requests_per_client=requests,
+        seed=secrets.randbelow(1 << 31) if seed is None else seed,
+        timeout_s=timeout,
+    )
+    load.check()
+    return load
+
+
+@contextmanager
+def raw_data(out: Path | None, model: Path, bench: str) -> Iterator[TextIO | None]:
+    """The new file that the raw data of a long measurement go to, said at once: there is one even if nobody asked."""
+    when = datetime.now(UTC).strftime("%Y-%m-%d-%H%M%S")
+    path = Path(f"{when}-{model.stem}-{bench}.jsonl") if out is None else out
+    with written(path, "--out", fresh=True) as file:
+        print(f"octavo: raw data go to {path}", file=sys.stderr)
+        yield file
 
 
 @contextmanager

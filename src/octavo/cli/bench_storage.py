@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
-import secrets
 import shlex
-import sys
 from dataclasses import fields, replace
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from octavo.cli import engine_options as flags
-from octavo.cli.bench_options import Plot, Rounds, Timeout, check_plot_flag, counts, written
-from octavo.cli.options import option
+from octavo.cli.bench_options import (
+    AnswerTokens,
+    Concurrencies,
+    Out,
+    Plot,
+    PromptLengths,
+    Requests,
+    Rounds,
+    Timeout,
+    check_plot_flag,
+    raw_data,
+    served_load,
+)
 from octavo.cli.serve import DEFAULT_PARALLEL, Parallel
 
 if TYPE_CHECKING:
@@ -26,18 +34,16 @@ def storage(
     *,
     model: flags.Model = None,
     parallel: Parallel = DEFAULT_PARALLEL,
-    prompt_tokens: Annotated[str, option("--prompt-tokens", help="Lengths of prompts, exact.")] = "512,4096",
-    concurrency: Annotated[str, option("--concurrency", help="Numbers of clients; each with each length.")] = "1,4,8",
+    prompt_tokens: PromptLengths = "512,4096",
+    concurrency: Concurrencies = "1,4,8",
     rounds: Rounds = 5,
-    max_tokens: Annotated[int, option("--max-tokens", help="Tokens of an answer.")] = 64,
-    requests: Annotated[int, option("--requests", help="Requests of each client per cell and round.")] = 1,
+    max_tokens: AnswerTokens = 64,
+    requests: Requests = 1,
     seed: flags.Seed = None,
     timeout: Timeout = 1800,
     engine: flags.EngineFlags,
     force: flags.Force = False,
-    out: Annotated[
-        Path | None, option("--out", help="New file for the raw data, JSON lines (default: named by model and time).")
-    ] = None,
+    out: Out = None,
     plot: Plot = None,
     as_json: flags.AsJson = False,
 ) -> None:
@@ -47,20 +53,11 @@ def storage(
     """
     check_plot_flag(plot)
     from octavo.bench.progress import watching
-    from octavo.bench.served_arm import ServedLoad
     from octavo.bench.storage import StorageRun, bench_storage, check_rounds_asked, plan_both, storage_arms
     from octavo.engine.loaded_model import plan_model
     from octavo.store import TerminalProgress, resolve_model
 
-    load = ServedLoad(
-        prompt_tokens=counts(prompt_tokens, "prompt length", "numbers of tokens such as 512,4096"),
-        concurrencies=counts(concurrency, "concurrency", "numbers of clients such as 1,4,8"),
-        max_tokens=max_tokens,
-        requests_per_client=requests,
-        seed=secrets.randbelow(1 << 31) if seed is None else seed,
-        timeout_s=timeout,
-    )
-    load.check()
+    load = served_load(prompt_tokens, concurrency, max_tokens, requests, seed, timeout)
     check_rounds_asked(rounds)
     config = engine.config(parallel, force=force)
     path = resolve_model(model, progress=TerminalProgress())
@@ -82,10 +79,7 @@ def storage(
         command=shlex.join(["octavo", "bench", "storage", "-m", path.name, *words]),
         paired=storage_arms(path, given, load, rounds),
     )
-    when = datetime.now(UTC).strftime("%Y-%m-%d-%H%M%S")
-    target = out if out is not None else Path(f"{when}-{path.stem}-storage.jsonl")
-    with written(target, "--out", fresh=True) as raw:
-        print(f"octavo: raw data go to {target}", file=sys.stderr)
+    with raw_data(out, path, "storage") as raw:
         try:
             with watching() as watcher:
                 bench_storage(run, raw, watcher)
@@ -120,7 +114,9 @@ def settings_of(plan: ModelPlan) -> str:
 
     k, v = plan.codecs
     weights = " + ".join(sorted(route_names(plan.checkpoint, plan.routes)))
-    where = plan.device.type + (f", {plan.threads} threads" if plan.device.type == "cpu" else "")
+    where = plan.device.type + (
+        f", {plan.threads} thread{'s'[: plan.threads > 1]}" if plan.device.type == "cpu" else ""
+    )
     kv = k.name if k is v else f"k={k.name},v={v.name}"
     dtype = str(plan.dtype).removeprefix("torch.")
     return f"{plan.checkpoint.path.name} ({plan.config.model_type}), {dtype} on {where}, {weights} weights, {kv} K/V"
