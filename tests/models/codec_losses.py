@@ -20,7 +20,7 @@ from octavo.cache.spec import LayerSpec
 from octavo.config import EngineConfig
 from octavo.engine.loaded_model import LoadedModel, load_model, plan_model
 from octavo.engine.model_runner import ModelRunner
-from octavo.kernels.rows import HeadNorms, Rotation, split_heads
+from octavo.kernels.rows import HeadWeights, Rotation, split_heads
 from octavo.step_batch import StepBatch, StorageKind
 from octavo.storage import KVCache, resolve_kv_dtype
 from octavo.storage.codecs import CODECS
@@ -50,10 +50,10 @@ class RowErrors:
         self._cache.plan(batch)
 
     def attend_qkv(
-        self, layer: int, qkv: Tensor, rotation: Rotation, norms: HeadNorms | None, dtype: torch.dtype
+        self, layer: int, qkv: Tensor, rotation: Rotation, weights: HeadWeights, dtype: torch.dtype
     ) -> Tensor:
         spec = self._specs[layer]
-        q, k, v = split_heads(qkv, spec.num_q_heads, spec.num_kv_heads, spec.k_dim, rotation, norms)
+        q, k, v = split_heads(qkv, spec.num_q_heads, spec.num_kv_heads, spec.k_dim, rotation, weights)
         return self.attend(layer, q, k, v).to(dtype)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

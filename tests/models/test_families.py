@@ -11,7 +11,7 @@ import torch
 from octavo.config import EngineConfig
 from octavo.engine.loaded_model import load_model, plan_model
 from octavo.engine.model_runner import ModelRunner
-from octavo.kernels.rows import rotate_heads
+from octavo.kernels.rows import HeadWeights, rotate_heads
 from octavo.models.inputs import ForwardInputs
 from octavo.step_batch import StepBatch, StorageKind
 from tests.schedules import HandScheduler, random_shares
@@ -135,7 +135,7 @@ def test_leaving_out_the_query_and_key_norms_is_noticed(family, tmp_path):
     save_tokenizer(tmp_path)
     loaded = open_tiny(tmp_path)
     for block in loaded.model._blocks:
-        block._attention._norms = None
+        block._attention._weights = HeadWeights()
     ids = token_ids()[0]
     got = all_logits(loaded, [ids], [[(0, len(ids))]], StorageKind.DENSE)[0]
     assert not (got - expected_logits(theirs, ids)).abs().max() <= 100 * TOLERANCE

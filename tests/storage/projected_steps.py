@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from octavo.kernels.rows import HeadNorms, Rotation
+from octavo.kernels.rows import HeadNorms, HeadWeights, Rotation
 from octavo.step_batch import StepBatch
 
 STEPS = ([(0, 20), (1, 3), (2, 1)], [(0, 1), (1, 9), (2, 8)], [(2, 1), (0, 1), (1, 1)], [(1, 12), (0, 2)])
@@ -29,7 +29,8 @@ def attend_projected(scheduler, layout, device, dtype=torch.float16, *, steps=ST
             qkv = torch.randn(batch.num_tokens, width, generator=generator).to(dtype).to(device)
             norms = HeadNorms(*torch.rand(2, spec.k_dim, generator=generator).add(0.5).to(device), 1e-5)
             rotation = rotation_of(batch, spec.k_dim, device)
-            got = scheduler.cache.attend_qkv(layer, qkv, rotation, norms if layer % 2 else None, dtype)
+            weights = HeadWeights(norms) if layer % 2 else HeadWeights(bias=torch.linspace(-1, 1, width, device=device))
+            got = scheduler.cache.attend_qkv(layer, qkv, rotation, weights, dtype)
             assert got.dtype == dtype
             outputs.append(got.clone())
     return outputs

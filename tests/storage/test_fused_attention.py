@@ -80,8 +80,15 @@ def test_mixed_steps_give_what_gathering_gives(choose, storage, codecs):
     assert (fused > 0) == (storage is StorageKind.PAGED)
 
 
-@pytest.mark.parametrize("codecs", [("f16", "f16"), ("q8_0", "q4_0")], ids="-".join)
-@pytest.mark.parametrize("storage", list(StorageKind), ids=lambda s: s.value)
+@pytest.mark.parametrize(
+    ("storage", "codecs"),
+    [
+        (StorageKind.PAGED, ("f16", "f16")),
+        (StorageKind.PAGED, ("q8_0", "q4_0")),
+        (StorageKind.DENSE, ("f16", "f16")),
+    ],
+    ids=["paged", "paged codes", "dense"],
+)
 def test_projected_heads_are_normed_turned_stored_and_attended_as_one_after_another(choose, storage, codecs):
     outputs = []
     for fused in (False, True):

@@ -51,6 +51,14 @@ class HeadNorms:
     eps: float
 
 
+@dataclass(frozen=True, slots=True)
+class HeadWeights:
+    """What a layer does to projected heads before they are rotated: add `bias` [H · D] float32, then normalise."""
+
+    norms: HeadNorms | None = None
+    bias: Tensor | None = None
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype = torch.float32) -> Tensor:
     """x [..., N] and weight [N] float32 -> x · weight / sqrt(mean(x²) + eps) over the last dimension, in `dtype`."""
     if _by_triton(x):
@@ -129,12 +137,15 @@ def rotate_heads(
 
 
 def split_heads(
-    qkv: Tensor, num_q: int, num_k: int, dim: int, rotation: Rotation, norms: HeadNorms | None
+    qkv: Tensor, num_q: int, num_k: int, dim: int, rotation: Rotation, weights: HeadWeights
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`rotate_heads` of qkv [T, H · D] as a linear gives it, of any floating dtype: q, k and v, each [T, heads, D]."""
-    heads = qkv.float().view(qkv.shape[0], -1, dim)
-    weights = None if norms is None else (norms.q, norms.k)
-    return rotate_heads(heads, num_q, num_k, rotation.cos, rotation.sin, weights, 0.0 if norms is None else norms.eps)
+    """`rotate_heads` of qkv [T, H · D] as a product gives it, of any floating dtype: q, k and v, each [T, heads, D]."""
+    biased = qkv if weights.bias is None else qkv + weights.bias
+    heads = biased.float().view(qkv.shape[0], -1, dim)
+    if weights.norms is None:
+        return rotate_heads(heads, num_q, num_k, rotation.cos, rotation.sin)
+    norms = weights.norms
+    return rotate_heads(heads, num_q, num_k, rotation.cos, rotation.sin, (norms.q, norms.k), norms.eps)
 
 
 def gate(x: Tensor, activation: Activation) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo.cache.spec import LayerSpec
-from octavo.kernels.rows import HeadNorms, Rotation
+from octavo.kernels.rows import HeadNorms, HeadWeights, Rotation
 from octavo.layers.linear import Linear
 from octavo.layers.norm import RMSNorm
 
@@ -17,9 +17,9 @@ class AttentionCache(Protocol):
     """What attention needs of a cache."""
 
     def attend_qkv(
-        self, layer: int, qkv: Tensor, rotation: Rotation, norms: HeadNorms | None, dtype: torch.dtype
+        self, layer: int, qkv: Tensor, rotation: Rotation, weights: HeadWeights, dtype: torch.dtype
     ) -> Tensor:
-        """qkv [T, (Hq + 2 Hkv) · D] as projected: normalise and rotate heads, store k and v, attend.
+        """qkv [T, (Hq + 2 Hkv) · D] as projected, without a bias: see `HeadWeights`; rotate, store k and v, attend.
 
         Returns [T, Hq, D], computed in float32 and rounded to `dtype`.
         """
@@ -45,11 +45,12 @@ class Attention:
         self._dtype = dtype
         self._qkv_proj = qkv_proj
         self._o_proj = o_proj
-        self._norms = None
+        norms = None
         if q_norm is not None and k_norm is not None:
-            self._norms = HeadNorms(q_norm.weight, k_norm.weight, q_norm.eps)
+            norms = HeadNorms(q_norm.weight, k_norm.weight, q_norm.eps)
+        self._weights = HeadWeights(norms, qkv_proj.bias)
 
     def __call__(self, x: Tensor, rotation: Rotation, cache: AttentionCache) -> Tensor:
         """x [T, H] -> [T, H] in float32 or the compute dtype. Norms, rotation and attention are float32."""
-        attended = cache.attend_qkv(self._layer, self._qkv_proj(x), rotation, self._norms, self._dtype)
+        attended = cache.attend_qkv(self._layer, self._qkv_proj.product(x), rotation, self._weights, self._dtype)
         return self._o_proj(attended.view(x.shape[0], -1))

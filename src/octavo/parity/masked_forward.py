@@ -12,7 +12,7 @@ from torch import Tensor
 
 from octavo.cache.spec import LayerSpec
 from octavo.engine.loaded_model import LoadedModel
-from octavo.kernels.rows import HeadNorms, Rotation, split_heads
+from octavo.kernels.rows import HeadWeights, Rotation, split_heads
 from octavo.models.inputs import ForwardInputs
 
 
@@ -57,11 +57,11 @@ class MaskedAttention:
         self._keep = keep
 
     def attend_qkv(
-        self, layer: int, qkv: Tensor, rotation: Rotation, norms: HeadNorms | None, dtype: torch.dtype
+        self, layer: int, qkv: Tensor, rotation: Rotation, weights: HeadWeights, dtype: torch.dtype
     ) -> Tensor:
         """qkv [T, (Hq + 2 Hkv) · D] of all tokens; returns [T, Hq, D] in `dtype`."""
         spec = self._specs[layer]
-        q, k, v = split_heads(qkv, spec.num_q_heads, spec.num_kv_heads, spec.k_dim, rotation, norms)
+        q, k, v = split_heads(qkv, spec.num_q_heads, spec.num_kv_heads, spec.k_dim, rotation, weights)
         return self.attend(layer, q, k, v).to(dtype)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.cache.spec import LayerSpec
-from octavo.kernels.rows import HeadNorms, Rotation
+from octavo.kernels.rows import HeadWeights, Rotation
 from octavo.kernels.step_staging import StepStaging
 from octavo.step_batch import StepBatch, StepRow, StorageKind
 from octavo.storage.block_table import BlockTable
@@ -181,7 +181,7 @@ class FusedAttention:
         store: LayerStore,
         qkv: Tensor,
         rotation: Rotation,
-        norms: HeadNorms | None,
+        weights: HeadWeights,
         dtype: torch.dtype,
     ) -> Tensor:
         """`compute` from what a linear gives: one kernel normalises, rotates, encodes and stores. Returns `dtype`."""
@@ -190,7 +190,9 @@ class FusedAttention:
 
         assert plan.rows is not None
         keys, values = StoredRows.of(store.blocks.k.planes()), StoredRows.of(store.blocks.v.planes())
-        q = rotate_and_store_heads(self._heads, qkv, rotation, norms, plan.rows, keys, values, torch.float32)
+        q = rotate_and_store_heads(
+            self._heads, qkv, rotation, weights.norms, plan.rows, keys, values, torch.float32, weights.bias
+        )
         return self._attend(plan, store, q, dtype)
 
     def _attend(self, plan: FusedPlan, store: LayerStore, q: Tensor, dtype: torch.dtype) -> Tensor:

@@ -15,7 +15,7 @@ from octavo.cache.refusals import InvalidArgument
 from octavo.cache.sequence import SequenceState
 from octavo.cache.spec import CacheGroup, LayerSpec
 from octavo.errors import EngineFault, InvalidRequest
-from octavo.kernels.rows import HeadNorms, Rotation, split_heads
+from octavo.kernels.rows import HeadWeights, Rotation, split_heads
 from octavo.kernels.step_staging import StepStaging
 from octavo.step_batch import BlockCopy, StepBatch, StepRow
 from octavo.storage.block_table import BlockTable
@@ -211,17 +211,17 @@ class KVCache:
         return self._attention[group].compute(self._plans[group], self._layers[layer], q, k, v)
 
     def attend_qkv(
-        self, layer: int, qkv: Tensor, rotation: Rotation, norms: HeadNorms | None, dtype: torch.dtype
+        self, layer: int, qkv: Tensor, rotation: Rotation, weights: HeadWeights, dtype: torch.dtype
     ) -> Tensor:
-        """`attend` for the q, k and v of one projection, whose q and k are normalised, if there are norms, and rotated.
+        """`attend` for the q, k and v of one projection, once these are biased, normalised and rotated.
 
         qkv [T, (Hq + 2 Hkv) · D] of any floating dtype, which may be overwritten; returns [T, Hq, D] in `dtype`.
         """
         group = self._group_of[layer]
         plan, attention, spec = self._plans[group], self._attention[group], self._groups[group].spec
         if isinstance(attention, FusedAttention) and attention.takes_qkv(plan):
-            return attention.compute_qkv(plan, self._layers[layer], qkv, rotation, norms, dtype)
-        q, k, v = split_heads(qkv, spec.num_q_heads, spec.num_kv_heads, spec.k_dim, rotation, norms)
+            return attention.compute_qkv(plan, self._layers[layer], qkv, rotation, weights, dtype)
+        q, k, v = split_heads(qkv, spec.num_q_heads, spec.num_kv_heads, spec.k_dim, rotation, weights)
         return self.attend(layer, q, k, v).to(dtype)
 
     def _made_copies(self, row: StepRow) -> set[int]:

@@ -12,12 +12,16 @@ class Linear:
 
     def __init__(self, weight: PackedWeight, bias: Tensor | None = None) -> None:
         self._weight = weight
-        self._bias = bias
+        self.bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [T, K] float32, contiguous -> [T, N], in float32 or the compute dtype; float32 where there is a bias."""
+        """x [T, K] float32 or the compute dtype, contiguous -> [T, N] in either; float32 where there is a bias."""
         y = self._weight.apply(x)
-        return y if self._bias is None else y + self._bias
+        return y if self.bias is None else y + self.bias
+
+    def product(self, x: Tensor) -> Tensor:
+        """Without the bias, for who adds it elsewhere."""
+        return self._weight.apply(x)
 
 
 class Head:
