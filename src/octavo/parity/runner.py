@@ -181,14 +181,14 @@ class ParityRun:
     def _paged_routes(self) -> set[str]:
         """What paged rows take here: the fused kernel's routes wherever it serves a group of layers, else gather."""
         plan, switches = self._loaded.plan, RouteSwitches.from_environment()
-        if plan.device.type == "cuda":  # single tokens there, and gather for chunks
-            served = [FusedAttention.refusal(s, plan.codecs, self._config.block_size, plan.device) for s in self._specs]
-            return {"gather", "fused_decode"} if any(switches.refusal(why) is None for why in served) else {"gather"}
-        refused = {
-            switches.refusal(CompiledAttention.refusal_for(spec, plan.codecs, plan.device)) is not None
-            for spec in self._specs
-        }
-        fused = {"fused_decode", "varlen_prefill"} if False in refused else set()
+        if plan.device.type == "cuda":
+            size, routes = self._config.block_size, {"fused_decode", "fused_verify", "varlen_prefill"}
+            reasons = [FusedAttention.refusal(spec, plan.codecs, size, plan.device) for spec in self._specs]
+        else:
+            routes = {"fused_decode", "varlen_prefill"}
+            reasons = [CompiledAttention.refusal_for(spec, plan.codecs, plan.device) for spec in self._specs]
+        refused = {switches.refusal(reason) is not None for reason in reasons}
+        fused = routes if False in refused else set()
         return fused | ({"gather"} if True in refused else set())
 
     def _codec(self, codec: str, prompt: int) -> ArmResult:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,10 +23,11 @@ from octavo.storage.codecs import Codec
 from octavo.storage.compiled_attention import CompiledAttention
 from octavo.storage.eager_attention import EagerAttention
 from octavo.storage.fused_attention import FusedAttention
+from octavo.storage.group_attention import GroupAttention
 from octavo.storage.hand_off import GroupMover, check_codecs
 from octavo.storage.layer_store import KVRows, LayerStore
 from octavo.storage.ring_state import RingState, read_rings, write_rings
-from octavo.storage.route import Route, RouteCounts, RouteSwitches
+from octavo.storage.route import RouteCounts, RouteSwitches
 from octavo.storage.shift import (
     InverseFrequencies,
     check_codec,
@@ -36,18 +37,6 @@ from octavo.storage.shift import (
 )
 from octavo.storage.snapshot import KVSnapshot, ModelIdentity
 from octavo.storage.undo import DecodeLookahead, UndoLog
-
-
-class GroupAttention(Protocol):
-    """How one group of layers stores and attends: what is decided once per step, then done for each layer."""
-
-    def plan(self, batch: StepBatch, group: int, tables: list[BlockTable]) -> Any: ...
-
-    def routes(self, plan: Any) -> Sequence[tuple[Route, str]]:
-        """Route and reason of every row."""
-        ...
-
-    def compute(self, plan: Any, store: LayerStore, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
