@@ -81,27 +81,21 @@ def test_what_a_viewer_costs_is_a_share_of_the_same_load_without_one(watched_tps
 
 
 @needs_proc
-def test_a_small_run_with_a_viewer_measures_the_same_load_once_more(octavo: Run) -> None:
-    sizes = ("--clients", 2, "--many-clients", 2, "--step-ms", 1, "--prompt-tokens", 4, "--max-tokens", 6)
-    done = octavo("bench", "overhead", *sizes, "--rounds", 2, "--viewer", "--json")
-    assert done.status == 0, done.err
-    found = json.loads(done.out)
-    for each in found["rounds"]:
-        assert each["watched"]["output_tokens"] == each["served"]["output_tokens"] == 12
-    assert set(found["figures"]) >= {"viewer_share", "viewer_cpu_share"}
-
-
-@needs_proc
-def test_a_small_run_measures_both_sides_with_the_same_tokens(octavo: Run):
+@pytest.mark.parametrize(
+    "viewer", [True, pytest.param(False, marks=pytest.mark.nightly)], ids=["with a viewer", "without"]
+)
+def test_a_small_run_measures_both_sides_and_a_viewer_with_the_same_tokens(octavo: Run, viewer: bool) -> None:
     sizes = ("--clients", 2, "--many-clients", 3, "--step-ms", 1, "--prompt-tokens", 4, "--max-tokens", 6)
-    done = octavo("bench", "overhead", *sizes, "--rounds", 2, "--json")
+    done = octavo("bench", "overhead", *sizes, *(["--viewer"] if viewer else []), "--rounds", 2, "--json")
     assert done.status == 0, done.err
     found = json.loads(done.out)
     assert found["complete"] and len(found["rounds"]) == 2
     for each in found["rounds"]:
         assert each["served"]["output_tokens"] == 2 * 6
         assert each["many"]["output_tokens"] == 3 * 6
+        assert (each["watched"] or {}).get("output_tokens") == (2 * 6 if viewer else None)
         assert each["first_token_http_s"] > 0.001 and each["first_token_alone_s"] > 0.001
+    assert ({"viewer_share", "viewer_cpu_share"} <= set(found["figures"])) == viewer
     assert done.err == "octavo: round 1 of 2\noctavo: round 2 of 2\n"
     assert children_of(os.getpid()) == []
 
