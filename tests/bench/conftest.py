@@ -1,3 +1,4 @@
-"""The command in this process, as the command's own tests run it."""
+"""The command in this process, and a tiny model, as the command's own tests have them."""
 
+from tests.cli.conftest import gguf as gguf
 from tests.cli.conftest import octavo as octavo

@@ -25,6 +25,7 @@ COMMANDS = {
     "parity",
     "bench decode",
     "bench grammar",
+    "bench prefill",
     "bench kernels",
     "bench serving",
     "bench overhead",

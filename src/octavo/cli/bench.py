@@ -14,6 +14,7 @@ import typer
 from octavo.cli import bench_regress
 from octavo.cli import engine_options as flags
 from octavo.cli.bench_options import Plot, check_plot_flag, counts, written
+from octavo.cli.bench_prefill import prefill
 from octavo.cli.bench_storage import storage
 from octavo.cli.options import list_option, option, texts
 from octavo.engine.profile import DEFAULT_STEPS, ProfileSettings
@@ -217,6 +218,7 @@ def serving(
                 _show_serving(run, plot, as_json)
 
 
+app.command("prefill")(prefill)
 app.command("storage")(storage)
 app.add_typer(bench_regress.app, name="regress")
 
