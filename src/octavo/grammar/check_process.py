@@ -71,6 +71,9 @@ def _walk(matcher: LLMatcher, choice: random.Random) -> None:
 
 
 def _first_line(message: str) -> str:
+    unknown = re.search(r'unknown special token: "(.*?)"', message)
+    if unknown is not None:  # the model's are not known here
+        return f"the token {unknown[1][:100]} is named; write its id, as <[2]>"
     line = message.split("\n", 1)[0].strip()
     return "nothing matches it" if not line or line.startswith("NoExtension") else line
 

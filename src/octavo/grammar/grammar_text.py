@@ -19,6 +19,7 @@ from octavo.grammar_spec import GrammarSpec
 
 # One space where JSON allows any: models write it so, and none can go on with white space for ever.
 WHITE_SPACE = " ?"
+_OPTIONS = "x-guidance"
 _MAX_MESSAGE = 300
 _MAX_SUBSCHEMAS = 200  # looked at to find out where an error lies
 
@@ -61,9 +62,16 @@ def schema_grammar(schema: object, *, lenient: bool = False) -> str:
         "lenient": lenient,
     }
     try:
-        return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)  # type: ignore[arg-type]
+        return LLMatcher.grammar_from_json_schema(json.dumps(_plain(schema)), overrides=options)  # type: ignore[arg-type]
     except ValueError as error:
         raise InvalidRequest(f"the JSON schema cannot be used: {_line(str(error))}") from error
+
+
+def _plain(schema: object) -> object:
+    """Without what the library would take for options of its own; to a schema it is a keyword that says nothing."""
+    if not isinstance(schema, dict):
+        return schema
+    return {name: value for name, value in schema.items() if name != _OPTIONS}
 
 
 def _checked_schema(schema: dict[str, Any] | bool, lenient: bool) -> str:
@@ -97,8 +105,10 @@ def _error(text: str) -> str | None:
 
 
 def _grammar(text: str) -> str:
+    if "::=" not in text:
+        return LLMatcher.grammar_from_lark(text)
     try:
-        return grammar_from("gbnf", text)  # takes Lark as it is
+        return grammar_from("gbnf", text)
     except ValueError as error:
         message = str(error).removeprefix("Failed to convert the grammar from GBNF to Lark: ")
         raise InvalidRequest(f"the grammar cannot be used as GBNF: {_line(message)}") from error
@@ -138,11 +148,21 @@ def _subschemas(schema: object) -> Iterator[tuple[str, object]]:
 
 
 def _regex_place(message: str) -> str:
-    """Of an error in a regular expression: what, and at which character."""
-    what = re.search(r"^error: (.*)$", message, re.MULTILINE)
+    """Of an error in a regular expression: what, and at which character; or what of it cannot be enforced."""
+    what = _of_regex(message)
+    if what is None:
+        found = re.search(r"\(in regex\): (.*?)(?:;| in regex /|$)", message, re.MULTILINE)
+        told = _line(found[1] if found else message)
+        return f"cannot be used: {told.replace('lookarounds', 'look-arounds, such as word boundaries, are')}"
     caret = re.search(r"^ {4}( *)\^+$", message, re.MULTILINE)
     where = f" at character {len(caret[1]) + 1}" if caret else ""
-    return f"is not a regular expression that can be used{where}: {_line(what[1] if what else message)}"
+    return f"is not a regular expression that can be used{where}: {_line(what)}"
+
+
+def _of_regex(message: str) -> str | None:
+    """What the parser of regular expressions says, where an error is of one."""
+    found = re.search(r"^error: (.*)$", message, re.MULTILINE)
+    return None if found is None else found[1]
 
 
 def _lark_place(message: str) -> str:
@@ -150,7 +170,9 @@ def _lark_place(message: str) -> str:
     found = re.match(r"(?:at )?(\d+)\((\d+)\): (.*)", message)
     if found is None:
         return f"cannot be used: {_line(message)}"
-    return f"cannot be used at line {found[1]}, column {found[2]}: {_line(found[3])}"
+    inner = _of_regex(message)
+    what = found[3] if inner is None else f"{found[3].split(': regex parse error')[0]}: {inner}"
+    return f"cannot be used at line {found[1]}, column {found[2]}: {_line(what)}"
 
 
 def _told(error: str) -> str:
@@ -162,7 +184,8 @@ def _told(error: str) -> str:
     resource = re.match(r"Resource '(.*?)' is not present", error)
     if resource is not None:
         return f"{resource[1][:200]} lies elsewhere, and nothing is fetched; put it under $defs"
-    return _line(error)
+    inner = _of_regex(error)
+    return _line(error) if inner is None else f"a pattern in it is no regular expression: {_line(inner)}"
 
 
 def _line(text: str) -> str:
