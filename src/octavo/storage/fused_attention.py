@@ -127,7 +127,7 @@ class FusedAttention:
         )
 
     def plan_padded(self, batch: StepBatch, group: int, tables: list[BlockTable], num_rows: int) -> FusedPlan:
-        """`plan` for single tokens of paged rows, and as many of nothing after them as make `num_rows`.
+        """`plan` for single tokens that are not kept in rings, and as many of nothing after them as make `num_rows`.
 
         What is launched depends on their number and on little else: see `fixture`.
         """
@@ -137,7 +137,7 @@ class FusedAttention:
         self._plan_queries(self._decode, PlacedRows(rows, list(range(len(rows))), begins), tables, padding, fixed=True)
         spare = [self._spare_row + i % self._block_size for i in range(padding)]
         stored = self._staging.put(np.concatenate((_stored_rows(rows, theirs, group), np.array(spare, dtype=np.int64))))
-        routes = ((Route.FUSED_DECODE, "one token"),) * len(rows)
+        routes = tuple([_route(row, self._spec.window is not None) for row in rows])
         return FusedPlan(num_rows, stored, None, (self._decode,), None, None, routes)
 
     def stage(self) -> None:
