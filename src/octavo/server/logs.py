@@ -10,11 +10,14 @@ import logging
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from octavo.server.request_ids import current_request_id
 
 MAX_LINE = 2000  # characters
+REPEAT_S = 60.0
+MAX_KNOWN = 16  # warnings that are told apart
 
 
 def configure_logs(level: str, log_format: str) -> None:
@@ -28,7 +31,35 @@ def configure_logs(level: str, log_format: str) -> None:
         logger.propagate = False
         logger.setLevel(level.upper())
     # What uvicorn says at info, that it has started and stopped, the server says itself.
-    logging.getLogger("uvicorn.error").setLevel(logging.DEBUG if debug else logging.WARNING)
+    connections = logging.getLogger("uvicorn.error")
+    connections.setLevel(logging.DEBUG if debug else logging.WARNING)
+    # Anyone can send what is no HTTP, and be warned of: not a line for each.
+    connections.filters = [] if debug else [Repeats()]
+
+
+class Repeats(logging.Filter):
+    """Lets a warning pass once in `REPEAT_S` seconds, with the number of those like it that did not since the last."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._held: dict[str, tuple[float, int]] = {}  # when it last passed, and how many have not since
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """See the class."""
+        if record.levelno != logging.WARNING:
+            return True
+        message, now = record.getMessage(), self._clock()
+        passed, held = self._held.get(message, (now - REPEAT_S, 0))
+        if now - passed < REPEAT_S:
+            self._held[message] = passed, held + 1
+            return False
+        if message not in self._held and len(self._held) >= MAX_KNOWN:
+            self._held.clear()
+        self._held[message] = now, 0
+        if held:
+            record.msg, record.args = f"{message} ({held} more like it since the last)", ()
+        return True
 
 
 class _Lines(logging.Formatter):
