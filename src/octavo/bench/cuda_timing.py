@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from statistics import median
 
 import torch
 
+from octavo.bench.percentiles import Spread
 
-def timed_graph(calls: Sequence[Callable[[], object]], replays: int = 20) -> float:
-    """Microseconds of one call: the median over replays of one CUDA graph of all calls, after three warm-ups.
+
+def timed_graph(calls: Sequence[Callable[[], object]], replays: int = 20) -> Spread:
+    """Microseconds of one call, over replays of one CUDA graph of all calls, after three warm-ups.
 
     Give every call other data, more than the caches hold in all, and so many that a replay's own cost is divided away.
     """
@@ -34,10 +35,10 @@ def timed_graph(calls: Sequence[Callable[[], object]], replays: int = 20) -> flo
         end.record()
         end.synchronize()
         times.append(begin.elapsed_time(end) * 1e3 / len(calls))
-    return float(median(times))
+    return Spread.of(times)
 
 
 def read_ceiling(num_bytes: int = 4 << 30) -> float:
     """GB/s at which a reduction reads `num_bytes` of device memory."""
     data = torch.empty(num_bytes, dtype=torch.uint8, device="cuda").random_(0, 255).view(torch.int32)
-    return num_bytes / timed_graph([lambda: torch.sum(data, dtype=torch.int32)], 10) / 1e3
+    return num_bytes / timed_graph([lambda: torch.sum(data, dtype=torch.int32)], 10).median / 1e3

@@ -13,7 +13,7 @@ from typing import Any
 
 from octavo.bench.peers import PeerSpeed, llama_cpp_installed, run_llama_cpp
 from octavo.bench.percentiles import Spread
-from octavo.bench.stamp import machine
+from octavo.bench.stamp import environment_stamp, machine
 from octavo.engine.profile import ProfileSettings
 from octavo.environment import child_environment
 from octavo.errors import EngineFault
@@ -38,10 +38,11 @@ class PeerFigures:
 
 @dataclass(frozen=True, slots=True)
 class DecodeBench:
-    """Each over `repeats` fresh processes."""
+    """Each over `repeats` fresh processes; `by_run` has the figures of each in their order."""
 
     model: str
     machine: str
+    environment: dict[str, object]
     repeats: int
     prompt_tokens: int
     new_tokens: int
@@ -50,9 +51,19 @@ class DecodeBench:
     prefill_tps: Spread
     peak_mib: Spread
     peers: dict[str, PeerFigures]
+    by_run: dict[str, list[float]]
 
     def as_object(self) -> dict[str, object]:
-        return asdict(self)
+        return {"bench": "decode", **asdict(self)}
+
+    def charts(self) -> dict[str, dict[str, Spread]]:
+        """The figures by unit and engine."""
+        return {
+            "decode, tokens/s": {"octavo": self.decode_tps} | {n: each.decode_tps for n, each in self.peers.items()},
+            "prefill, tokens/s": {"octavo": self.prefill_tps} | {n: each.prefill_tps for n, each in self.peers.items()},
+            "first token, s": {"octavo": self.first_token_s},
+            "peak memory, MiB": {"octavo": self.peak_mib},
+        }
 
 
 def bench_decode(
@@ -71,6 +82,7 @@ def bench_decode(
     llama.cpp runs in turn with it, on the same token ids and threads, where the `xllamacpp` package is installed.
     With `profiles` one more process, which is not timed, writes a profile of its first steps.
     """
+    environment = environment_stamp()
     first, decode, prefill, peak = [], [], [], []
     peer_runs: list[PeerSpeed] = []
     long_prompt = " ".join(["word"] * prompt_tokens)
@@ -94,6 +106,7 @@ def bench_decode(
     return DecodeBench(
         model=model.name,
         machine=machine(),
+        environment=environment,
         repeats=repeats,
         prompt_tokens=counted,
         new_tokens=new_tokens,
@@ -102,6 +115,14 @@ def bench_decode(
         prefill_tps=Spread.of(prefill),
         peak_mib=Spread.of(peak),
         peers={"llama.cpp": _figures(peer_runs)} if peer_runs else {},
+        by_run={
+            "first_token_s": first,
+            "decode_tps": decode,
+            "prefill_tps": prefill,
+            "peak_mib": peak,
+            "llama.cpp decode_tps": [each.decode_tps for each in peer_runs],
+            "llama.cpp prefill_tps": [each.prefill_tps for each in peer_runs],
+        },
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from octavo.bench.percentiles import Spread
-from octavo.bench.stamp import machine
+from octavo.bench.stamp import environment_stamp, machine
 from octavo.engine.core import EngineCore
 from octavo.errors import EngineFault, InvalidRequest
 from octavo.grammar_spec import GrammarSpec
@@ -37,19 +37,28 @@ _WARM_UP = 4  # tokens of each row before the clock starts, prefill among them
 
 @dataclass(frozen=True, slots=True)
 class GrammarBench:
-    """Tokens per second of the whole batch; `cost_percent` is of the two of each round."""
+    """Tokens per second of the whole batch; `cost_percent` is of the two of each round, of which `by_round` has all."""
 
     model: str
     machine: str
+    environment: dict[str, object]
     rounds: int
     batch: int
     new_tokens: int
     free_tps: Spread
     held_tps: Spread
     cost_percent: Spread
+    by_round: dict[str, list[float]]
 
     def as_object(self) -> dict[str, object]:
-        return asdict(self)
+        return {"bench": "grammar", **asdict(self)}
+
+    def charts(self) -> dict[str, dict[str, Spread]]:
+        """The figures by unit and name."""
+        return {
+            "tokens/s": {"free text": self.free_tps, "JSON schema": self.held_tps},
+            "cost, %": {"JSON schema": self.cost_percent},
+        }
 
 
 def bench_grammar(
@@ -67,6 +76,7 @@ def bench_grammar(
     for name, value in (("batch", batch), ("new tokens", new_tokens), ("rounds", rounds)):
         if value < 1:
             raise InvalidRequest(f"{name} is {value}; it must be at least 1")
+    environment = environment_stamp()
     held = GrammarSpec.json_schema(SCHEMA)
     speeds: dict[GrammarSpec | None, list[float]] = {None: [], held: []}
     _decode(core, held, 1, 1)  # compiles
@@ -79,12 +89,14 @@ def bench_grammar(
     return GrammarBench(
         model=core.loaded.plan.checkpoint.path.name,
         machine=machine(),
+        environment=environment,
         rounds=rounds,
         batch=batch,
         new_tokens=new_tokens,
         free_tps=Spread.of(speeds[None]),
         held_tps=Spread.of(speeds[held]),
         cost_percent=Spread.of(costs),
+        by_round={"free_tps": speeds[None], "held_tps": speeds[held]},
     )
 
 

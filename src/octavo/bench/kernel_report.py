@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from octavo.bench.kernels import KernelCell, KernelRun
+from octavo.bench.percentiles import Spread
 
 
 def report_lines(run: KernelRun) -> Iterator[str]:
@@ -21,7 +22,7 @@ def report_lines(run: KernelRun) -> Iterator[str]:
         ours = list(dict.fromkeys(name for cell in cells for name in cell.ours))
         peers = list(dict.fromkeys(name for cell in cells for name in cell.peers))
         yield ""
-        yield f"{shape.name}, microseconds"
+        yield f"{shape.name}, microseconds, median of the replays (least to most)"
         yield ""
         yield "| " + " | ".join(["load", "K/V MB", *ours, *peers, "best peer ÷ ours", "share of ceiling"]) + " |"
         yield "|" + "---|" * (len(ours) + len(peers) + 4)
@@ -31,15 +32,19 @@ def report_lines(run: KernelRun) -> Iterator[str]:
 
 def cell_line(cell: KernelCell) -> str:
     """One cell, for progress."""
-    times = ", ".join(f"{name} {us}" for name, us in (cell.ours | cell.peers).items())
+    times = ", ".join(f"{name} {each.median:.2f}" for name, each in (cell.ours | cell.peers).items())
     return f"{cell.shape.name}, {cell.load.name}: {times} µs"
 
 
 def _line(cell: KernelCell, ours: list[str], peers: list[str], ceiling: float) -> str:
     first = next(iter(cell.ours.values()), None)
-    ratio = "" if first is None or cell.best_peer is None else f"{cell.best_peer / first:.2f}"
+    ratio = "" if first is None or cell.best_peer is None else f"{cell.best_peer / first.median:.2f}"
     half = cell.ours.get("f16")
-    share = "" if half is None else f"{cell.kv_bytes / half / 1e3 / ceiling:.0%}"
-    times = [f"{times[name]:.1f}" if name in times else "" for times, names in ((cell.ours, ours), (cell.peers, peers))
-             for name in names]  # fmt: skip
+    share = "" if half is None else f"{cell.kv_bytes / half.median / 1e3 / ceiling:.0%}"
+    columns = [cell.ours.get(name) for name in ours] + [cell.peers.get(name) for name in peers]
+    times = ["" if each is None else _microseconds(each) for each in columns]
     return "| " + " | ".join([cell.load.name, f"{cell.kv_bytes / 1e6:.0f}", *times, ratio, share]) + " |"
+
+
+def _microseconds(spread: Spread) -> str:
+    return f"{spread.median:.1f} ({spread.low:.1f} to {spread.high:.1f})"

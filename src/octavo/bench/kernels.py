@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -13,6 +13,7 @@ from octavo.bench.cuda_timing import read_ceiling, timed_graph
 from octavo.bench.decode_setup import Call, DecodeSetup
 from octavo.bench.kernel_loads import DecodeLoad, HeadShape
 from octavo.bench.kernel_peers import dense_sdpa, flashinfer_paged, flashinfer_version
+from octavo.bench.percentiles import Spread
 from octavo.bench.stamp import environment_stamp
 
 _LARGEST_DIFFERENCE = 5e-3  # of two float16 results of the same load, relative: an error, not rounding
@@ -20,7 +21,7 @@ _LARGEST_DIFFERENCE = 5e-3  # of two float16 results of the same load, relative:
 
 @dataclass(frozen=True, slots=True)
 class KernelCell:
-    """One head shape under one load: microseconds of `ours` (by K/V dtype, `exact` among them) and of `peers`.
+    """One head shape under one load: microseconds over replays of `ours` (by K/V dtype, `exact` too) and of `peers`.
 
     `kv_bytes` are those of float16. A peer that refuses the shape is in `refused` with the kind of its error.
     """
@@ -28,13 +29,13 @@ class KernelCell:
     shape: HeadShape
     load: DecodeLoad
     kv_bytes: int
-    ours: dict[str, float]
-    peers: dict[str, float]
+    ours: dict[str, Spread]
+    peers: dict[str, Spread]
     refused: dict[str, str]
 
     @property
     def best_peer(self) -> float | None:
-        return min(self.peers.values(), default=None)
+        return min((each.median for each in self.peers.values()), default=None)
 
 
 @dataclass
@@ -56,8 +57,11 @@ class KernelRun:
                 "shape": cell.shape.name,
                 "load": cell.load.name,
                 "kv_bytes": cell.kv_bytes,
-                "ours_us": cell.ours,
-                "peers_us": cell.peers,
+                "ours_us": _medians(cell.ours),
+                "peers_us": _medians(cell.peers),
+                "spread_us": {
+                    name: [round(each.low, 2), round(each.high, 2)] for name, each in (cell.ours | cell.peers).items()
+                },
                 "refused": cell.refused,
                 "read_ceiling_gbps": round(self.ceiling_gbps, 1),
                 "commit": self.environment["commit"],
@@ -67,6 +71,10 @@ class KernelRun:
 
     def as_object(self) -> dict[str, object]:
         return {"environment": self.environment, "read_ceiling_gbps": self.ceiling_gbps, "cells": self.records()}
+
+
+def _medians(spreads: Mapping[str, Spread]) -> dict[str, float]:
+    return {name: round(each.median, 2) for name, each in spreads.items()}
 
 
 def bench_kernels(run: KernelRun, progress: Callable[[KernelCell], None]) -> None:
@@ -99,7 +107,7 @@ def _measure(run: KernelRun, shape: HeadShape, load: DecodeLoad) -> KernelCell:
             continue
         assert isinstance(result, Tensor)
         expected = result.reshape(setup.q.shape).float()
-        cell.peers[name] = round(timed_graph(calls), 2)
+        cell.peers[name] = timed_graph(calls)
     if "f16" in run.kv_dtypes:
         for name, exact in (("f16", False), ("f16 exact", True)):
             if exact and not run.exact:
@@ -109,13 +117,13 @@ def _measure(run: KernelRun, shape: HeadShape, load: DecodeLoad) -> KernelCell:
             if expected is not None:
                 difference = float((out.float() - expected).norm() / expected.norm())
                 assert difference < _LARGEST_DIFFERENCE, f"{shape.name} {load.name}: {name} is off by {difference:.1e}"
-            cell.ours[name] = round(timed_graph(calls), 2)
+            cell.ours[name] = timed_graph(calls)
     del setup
     for codec in run.kv_dtypes:
         if codec != "f16":
             torch.cuda.empty_cache()
             calls, _ = DecodeSetup.make(shape, load, codecs=(codec, codec)).fused()
-            cell.ours[codec] = round(timed_graph(calls), 2)
+            cell.ours[codec] = timed_graph(calls)
     return cell
 
 

@@ -133,6 +133,19 @@ class OverheadRun:
     def spread(self, of: Callable[[OverheadRound], float]) -> Spread:
         return Spread.of([of(each) for each in self.rounds])
 
+    def charts(self) -> dict[str, dict[str, Spread]]:
+        """Some of the figures, by unit and name."""
+        of = {name: self.spread(figure) for name, figure in FIGURES.items()}
+        return {
+            "tokens/s": {
+                "engine": of["engine_alone_tps"],
+                "server": of["server_tps"],
+                f"server, {self.protocol.many_clients} streams": of["many_clients_tps"],
+            },
+            "tokens per CPU-second of the web process": {"server": of["tokens_per_web_cpu_s"]},
+            "first token, s": {"engine": of["first_token_alone_s"], "HTTP": of["first_token_http_s"]},
+        }
+
     def as_object(self) -> dict[str, Any]:
         told = FIGURES | (VIEWER_FIGURES if self.protocol.viewer else {})
         figures = {name: asdict(self.spread(of)) for name, of in told.items()} if self.rounds else {}

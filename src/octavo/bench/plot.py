@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+_MOST_LEVEL_LABELS = 3
+
+
 def check_plot(path: Path) -> None:
     """Refuse, before anything is measured, what would fail after it. Raises `InvalidRequest`."""
     if find_spec("matplotlib") is None:
@@ -49,12 +52,15 @@ def draw_bars(axis: Axes, spreads: Mapping[str, Spread], unit: str) -> None:
     middle, bars = _with_bars(list(spreads.values()), 1)
     axis.bar(list(spreads), middle, yerr=bars, capsize=4, color=[f"C{index}" for index in range(len(spreads))])
     axis.set_title(unit)
-    finish_axis(axis)
+    finish_axis(axis, min(each.low for each in spreads.values()))
+    if len(spreads) > _MOST_LEVEL_LABELS:
+        axis.tick_params("x", rotation=60)
 
 
-def finish_axis(axis: Axes) -> None:
-    """From 0, with a grid: heights are compared."""
-    axis.set_ylim(bottom=0)
+def finish_axis(axis: Axes, least: float = 0) -> None:
+    """From 0, with a grid: heights are compared. Lower only if `least` is."""
+    if least >= 0:
+        axis.set_ylim(bottom=0)
     axis.grid(visible=True, alpha=0.3)
 
 

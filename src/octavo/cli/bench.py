@@ -13,7 +13,7 @@ import typer
 
 from octavo.cli import bench_regress
 from octavo.cli import engine_options as flags
-from octavo.cli.bench_options import Plot, check_plot_flag, counts, written
+from octavo.cli.bench_options import Plot, check_plot_flag, counts, draw_figures, written
 from octavo.cli.bench_prefill import prefill
 from octavo.cli.bench_storage import storage
 from octavo.cli.options import list_option, option, texts
@@ -58,6 +58,7 @@ def decode(
     ] = "1x128,1x16K,1x32K,4x1K,8x1K,64x1K",
     cuda_graphs: flags.CudaGraphs = None,
     device: flags.Device = "auto",
+    plot: Plot = None,
     as_json: flags.AsJson = False,
 ) -> None:
     """One sequence: first token from process start, decode and prefill speed, peak memory.
@@ -65,6 +66,7 @@ def decode(
     A profile is taken in a run of its own, after those that are timed. With random weights: batches of the loads,
     decoded in one process.
     """
+    check_plot_flag(plot)
     for name, value, least in (
         ("prompt tokens", prompt_tokens, 1),
         ("new tokens", new_tokens, 2),
@@ -78,7 +80,7 @@ def decode(
                 "random weights are made for a config; give --random-weights --config DIR, and no model"
             )
         given = flags.EngineFlags(dtype=dtype, device=device, threads=threads, cuda_graphs=cuda_graphs).config(1)
-        _decode_random(config, loads, new_tokens, repeats, given, as_json)
+        _decode_random(config, loads, new_tokens, repeats, given, plot, as_json)
         return
     profiles = ProfileSettings.of(profile, profile_steps)
     from octavo.bench.decode import bench_decode
@@ -99,6 +101,7 @@ def decode(
         profiles=profiles,
         on_run=lambda run: print(f"run {run + 1} of {repeats}", file=sys.stderr),
     )
+    draw_figures(f"{result.model}: one sequence, {repeats} runs", result.charts(), plot)
     if as_json:
         print(json.dumps(result.as_object()))
         return
@@ -121,9 +124,11 @@ def grammar(
     dtype: flags.Dtype = "auto",
     weights: flags.Weights = "auto",
     threads: flags.Threads = None,
+    plot: Plot = None,
     as_json: flags.AsJson = False,
 ) -> None:
     """Structured output: decode of a batch with and without a JSON schema."""
+    check_plot_flag(plot)
     from octavo.bench.grammar import bench_grammar
     from octavo.engine.core import EngineCore
     from octavo.engine.loaded_model import load_model, plan_model
@@ -138,6 +143,7 @@ def grammar(
         rounds=rounds,
         on_round=lambda number: print(f"octavo: round {number + 1} of {rounds}", file=sys.stderr),
     )
+    draw_figures(f"{result.model}: batch of {batch}, {rounds} rounds", result.charts(), plot)
     if as_json:
         print(json.dumps(result.as_object()))
         return
@@ -235,9 +241,11 @@ def kernels(
         str, option("--kv-dtypes", help="K/V dtypes of ours: f16, q8_0, q4_0, comma-separated.")
     ] = "f16",
     exact: Annotated[bool, option("--exact", help="Also time the form whose rows do not depend on others.")] = False,
+    plot: Plot = None,
     as_json: flags.AsJson = False,
 ) -> None:
     """Paged decode attention on a CUDA device: our kernels beside FlashInfer's and dense SDPA, in one run."""
+    check_plot_flag(plot)
     from octavo.bench.kernel_loads import parse_loads, parse_shapes
 
     parsed = parse_shapes(shapes), parse_loads(loads)
@@ -249,12 +257,18 @@ def kernels(
 
     if not torch.cuda.is_available():
         raise InvalidRequest("kernels are measured on a CUDA device, and torch sees none; run this where there is one")
+    from octavo.bench.kernel_plot import plot_kernels
     from octavo.bench.kernel_report import cell_line, report_lines
     from octavo.bench.kernels import KernelRun, bench_kernels
 
     run = KernelRun(*parsed, dtypes, exact)
-    bench_kernels(run, lambda cell: print(f"octavo: {cell_line(cell)}", file=sys.stderr, flush=True))
-    print(json.dumps(run.as_object()) if as_json else "\n".join(report_lines(run)), flush=True)
+    try:
+        bench_kernels(run, lambda cell: print(f"octavo: {cell_line(cell)}", file=sys.stderr, flush=True))
+    finally:  # what ends it early, an interrupt too, loses nothing that was measured
+        if run.cells:
+            print(json.dumps(run.as_object()) if as_json else "\n".join(report_lines(run)), flush=True)
+            if plot is not None:
+                plot_kernels(run, plot)
 
 
 @app.command("overhead")
@@ -266,9 +280,11 @@ def overhead(
     max_tokens: Annotated[int, option("--max-tokens", help="Tokens of an answer.")] = 512,
     rounds: Annotated[int, option("--rounds", help="Times that everything is measured.")] = 5,
     viewer: Annotated[bool, option("--viewer", help="Measure also what one viewer of the live page costs.")] = False,
+    plot: Plot = None,
     as_json: flags.AsJson = False,
 ) -> None:
     """What our server costs above our engine, with a mock model: throughput, CPU per token, first token."""
+    check_plot_flag(plot)
     from octavo.bench.overhead import OverheadProtocol, OverheadRun, bench_overhead
     from octavo.bench.overhead_report import overhead_lines
 
@@ -282,16 +298,23 @@ def overhead(
     finally:
         if run.rounds:
             print(json.dumps(run.as_object()) if as_json else "\n".join(overhead_lines(run)), flush=True)
+            title = f"mock model of {step_ms:g} ms a step, {clients} streams, {len(run.rounds)} rounds"
+            draw_figures(title, run.charts(), plot)
 
 
 def _decode_random(
-    directory: Path, loads: str, new_tokens: int, rounds: int, config: EngineConfig, as_json: bool
+    directory: Path, loads: str, new_tokens: int, rounds: int, config: EngineConfig, plot: Path | None, as_json: bool
 ) -> None:
     from octavo.bench.engine_decode import EngineDecodeRun, bench_engine_decode, cell_line
     from octavo.bench.kernel_loads import parse_loads
 
     run = EngineDecodeRun(directory, parse_loads(loads), new_tokens, rounds, config)
     bench_engine_decode(run, lambda cell: print(f"octavo: {cell_line(cell)}", file=sys.stderr, flush=True))
+    charts = {
+        "tokens/s": {cell.load.name: cell.tokens_per_s for cell in run.cells},
+        "ms a step": {cell.load.name: cell.step_ms for cell in run.cells},
+    }
+    draw_figures(f"{directory.name}, random weights, {rounds} rounds", charts, plot)
     if as_json:
         print(json.dumps(run.as_object()))
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +14,7 @@ from octavo.cli.options import option
 from octavo.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from octavo.bench.percentiles import Spread
     from octavo.bench.served_arm import ServedLoad
 
 PromptLengths = Annotated[str, option("--prompt-tokens", help="Lengths of prompts, exact.")]
@@ -34,6 +35,14 @@ def check_plot_flag(plot: Path | None) -> None:
         from octavo.bench.plot import check_plot
 
         check_plot(plot)
+
+
+def draw_figures(title: str, charts: Mapping[str, Mapping[str, Spread]], plot: Path | None) -> None:
+    """Figures by unit and name, where `--plot` says."""
+    if plot is not None:
+        from octavo.bench.figures_plot import plot_figures
+
+        plot_figures(title, charts, plot)
 
 
 def counts(text: str, name: str, wanted: str) -> tuple[int, ...]:
