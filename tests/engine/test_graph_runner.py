@@ -53,9 +53,9 @@ def fused(monkeypatch):
     monkeypatch.setattr(kv_cache, "spare_blocks", lambda device: 1)
 
 
-def driver(loaded, recorder, **settings) -> Driver:
+def driver(loaded, recorder, storage=StorageKind.PAGED, **settings) -> Driver:
     settings = {"max_num_seqs": 3, "kv_dtype": "f16", "prefill_chunk": 32, "decode_lookahead": True, **settings}
-    made = Driver(loaded, StorageKind.PAGED, max_context=96, **settings)
+    made = Driver(loaded, storage, max_context=96, **settings)
     core = made.core
     core.runner.graphs = GraphRunner(
         loaded.model,
@@ -102,6 +102,19 @@ def test_an_evolving_batch_gets_the_tokens_it_gets_step_by_step(loaded, fused):
     assert counts["replayed"] > counts["recorded"] == tape.recorded > 0
     assert counts["a row of several tokens"] > 0
     made.assert_idle()
+
+
+def test_a_dense_sequence_without_windows_is_run_so_too(loaded, fused):
+    tokens = []
+    for recorder in (Tape(), None):
+        made = driver(loaded, recorder, StorageKind.DENSE, max_num_seqs=1)
+        if recorder is None:
+            made.core.runner.graphs = None
+        made.add("a", prompt_of(12), params(10))
+        tokens.append(made.run()["a"].token_ids)
+        if recorder is not None:
+            assert made.core.runner.graphs.counts["replayed"] > 4
+    assert tokens[0] == tokens[1]
 
 
 def test_seeded_requests_are_drawn_from_the_logits_of_a_replay(loaded, fused):

@@ -21,7 +21,7 @@ from octavo.engine.loaded_model import LoadedModel
 from octavo.kernels.greedy import greedy_tokens_by_parts
 from octavo.models.causal_lm import CausalLM
 from octavo.models.inputs import ForwardInputs
-from octavo.step_batch import StepBatch, StorageKind
+from octavo.step_batch import StepBatch
 from octavo.storage import KVCache
 
 logger = logging.getLogger(__name__)
@@ -83,16 +83,10 @@ class GraphRunner:
 
     def refusal(self, batch: StepBatch) -> str | None:
         """Why a step has to be run by another way; None if `run` serves it."""
-        if self._cache.padding_refusal is not None:
-            return self._cache.padding_refusal
-        for row in batch.rows:
-            if row.num_tokens != 1:
-                return "a row of several tokens"
-            if not row.sample:
-                return "a row without a sample"
-            if row.storage is not StorageKind.PAGED:
-                return "a dense sequence"
-        return None
+        refusal = self._cache.padding_refusal(batch)
+        if refusal is None and not all(row.sample for row in batch.rows):
+            return "a row without a sample"
+        return refusal
 
     def run(self, batch: StepBatch, following: Following | None, *, greedy: bool) -> DecodedStep:
         """Run a step that is not refused; with `greedy`, up to its tokens. Stores the K/V of every token."""

@@ -17,7 +17,7 @@ from octavo.cache.spec import CacheGroup, LayerSpec
 from octavo.errors import EngineFault, InvalidRequest
 from octavo.kernels.rows import HeadWeights, Rotation, split_heads
 from octavo.kernels.step_staging import StepStaging
-from octavo.step_batch import BlockCopy, StepBatch, StepRow
+from octavo.step_batch import BlockCopy, StepBatch, StepRow, StorageKind
 from octavo.storage.block_table import BlockTable
 from octavo.storage.codecs import Codec
 from octavo.storage.compiled_attention import CompiledAttention
@@ -142,13 +142,20 @@ class KVCache:
         self._plans = [attention.plan(batch, g, self._tables) for g, attention in enumerate(self._attention)]
         self._send()
 
-    @property
-    def padding_refusal(self) -> str | None:
-        """Why steps of single tokens cannot be padded; None if `plan_padded` serves them."""
-        return None if len(self._fused) == len(self._attention) else "not all layers have a fused kernel"
+    def padding_refusal(self, batch: StepBatch) -> str | None:
+        """Why a step cannot be padded; None if `plan_padded` serves it."""
+        if len(self._fused) != len(self._attention):
+            return "not all layers have a fused kernel"
+        has_windows = any(group.spec.window is not None for group in self._groups)
+        for row in batch.rows:
+            if row.num_tokens != 1:
+                return "a row of several tokens"
+            if has_windows and row.storage is StorageKind.DENSE:
+                return "windowed layers of a dense sequence"
+        return None
 
     def plan_padded(self, batch: StepBatch, num_rows: int, beside: Sequence[NDArray[np.int64]]) -> PaddedPlan:
-        """`plan` for single tokens of paged rows, padded to `num_rows`: token i of the step is row i's.
+        """`plan` for a step that `padding_refusal` lets through, padded to `num_rows`: token i of the step is row i's.
 
         `beside` goes to the device with the plan, in one copy. Raises as `plan` does.
         """
