@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from octavo.cache.storage_policy import PREFERRED_STORAGE, resolve_storage
 from octavo.errors import InvalidRequest
 from octavo.step_batch import StorageKind
 
+ROOT = Path(__file__).resolve().parents[2]
 DENSE, PAGED = StorageKind.DENSE, StorageKind.PAGED
 MEASURED = {("llama", "cpu"): DENSE, ("qwen3", "cpu"): PAGED}
 
@@ -37,5 +41,10 @@ def test_an_unknown_choice_is_refused_with_the_known_ones() -> None:
         resolve_storage("ring", "llama", "cpu", True, True)  # type: ignore[arg-type]
 
 
-def test_no_storage_is_preferred_without_a_measurement() -> None:
-    assert not PREFERRED_STORAGE
+def test_every_preferred_storage_is_the_outcome_of_a_document_that_the_table_names() -> None:
+    written = (ROOT / "src" / "octavo" / "cache" / "storage_policy.py").read_text(encoding="utf-8")
+    named = set(re.findall(r"docs/benchmark_results/\S+\.md", written))
+    documents = [(ROOT / name).read_text(encoding="utf-8") for name in sorted(named)]
+    for (family, device), kind in PREFERRED_STORAGE.items():
+        entry = f'    ("{family}", "{device}"): StorageKind.{kind.name},'
+        assert any(entry in document.splitlines() for document in documents), entry

@@ -38,7 +38,7 @@ def plan_both(plan: Callable[[Kind], ModelPlan], load: ServedLoad) -> ModelPlan:
         except CapacityError as error:
             raise CapacityError(f"{kind}: {error}") from error
         if found.storage.kind.value != kind:
-            raise InvalidRequest(f"{kind} was asked for, but: {found.storage.reason}; there is nothing to decide")
+            raise InvalidRequest(f"{found.storage.reason}, so that there is nothing to decide")
         longest = max(load.prompt_tokens) + load.max_tokens
         if longest > found.ledger.max_context:
             raise InvalidRequest(

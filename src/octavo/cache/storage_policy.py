@@ -10,8 +10,12 @@ from octavo.config import StorageChoice
 from octavo.errors import InvalidRequest
 from octavo.step_batch import StorageKind
 
-# (family, device type) -> the faster storage. An entry needs a committed measurement; none has been made yet.
 PREFERRED_STORAGE: Mapping[tuple[str, str], StorageKind] = MappingProxyType({})
+"""(family, device type) -> the faster storage, as `octavo bench storage` decides it; steers `auto` alone.
+
+An entry needs the document that this command printed, under docs/benchmark_results/ and named here with its entry.
+None has been measured yet.
+"""
 
 
 class StorageDecision(NamedTuple):
