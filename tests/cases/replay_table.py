@@ -346,6 +346,7 @@ REPLAYS: dict[str, dict[str, tuple[str, ...]]] = {
             "test_r053_a_decode_of_more_parts_than_a_launch_may_have_takes_several",
         ),
         "engine/test_windows.py": ("test_positions_beyond_two_to_the_sixteenth_are_right",),
+        "gpu/test_many_sequences.py": ("test_r053_more_sequences_than_a_grid_may_have_parts_are_all_decoded",),
     },
     # j: a server's robustness
     "R055": {  # a key that is not ASCII becomes a 500
