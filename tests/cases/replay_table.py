@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-A, B, D, E, F, G, H, J = (f"cases/test_reports_{kind}.py" for kind in "abdefghj")
-KERNELS = "cases/test_reports_i.py"
+A, B, D, E, F, G, H, KERNELS, J = (f"cases/test_reports_{kind}.py" for kind in "abdefghij")
 E_SERVED = "cases/test_reports_e_served.py"
 SCORES = "server/test_loglikelihood.py"
 
