@@ -7,7 +7,9 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from octavo.config import EngineConfig
 from octavo.engine.graph_runner import GraphRunner
+from octavo.errors import InvalidRequest
 from octavo.sampling_params import SamplingParams
 from octavo.step_batch import StorageKind
 from octavo.storage import kv_cache
@@ -140,6 +142,11 @@ def test_a_request_that_is_preempted_goes_on_with_the_same_tokens(loaded, fused)
         made.run()
         outcomes.append({name: outcome.token_ids for name, outcome in made.outcomes.items()})
     assert outcomes[0] == outcomes[1]
+
+
+def test_a_wrong_word_about_graphs_is_refused():
+    with pytest.raises(InvalidRequest, match="cuda graphs is 'on'; it must be true, false or"):
+        EngineConfig(cuda_graphs="on")  # type: ignore[arg-type]
 
 
 def test_where_nothing_can_be_recorded_steps_are_launched_one_by_one(loaded, fused, caplog):

@@ -142,3 +142,19 @@ def test_two_hundred_steps_wait_for_nothing_but_their_tokens_and_take_no_memory(
         torch.cuda.set_sync_debug_mode("default")
     assert counts["replayed"] == replayed + 200
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+
+
+def test_graphs_take_no_more_memory_than_the_ledger_says(load):
+    core = engine(load("llama"), max_num_seqs=16)
+    for i in range(16):
+        add(core, f"{i}", 20 + 3 * i, 10 + 8 * i)  # one after another ends: every size is recorded
+    for _ in range(3):
+        core.step()
+    torch.cuda.synchronize()
+    free, reserved = torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved()
+    while core.has_work:
+        core.step()
+    torch.cuda.synchronize()
+    taken = free - torch.cuda.mem_get_info()[0]
+    assert core.runner.graphs.counts["recorded"] >= 5
+    assert taken <= core.ledger.graph_bytes, (taken, torch.cuda.memory_reserved() - reserved)
