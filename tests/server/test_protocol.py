@@ -247,6 +247,32 @@ def test_large_wrong_lists_are_refused_in_no_time(body: dict[str, Any]) -> None:
     assert time.perf_counter() - begun < 2.0
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"moderation": {"model": "m"}}, "moderation is not supported: nothing is moderated here; leave it out"),
+        ({"guided_json": {}}, "guided_json is not supported: send response_format of type json_schema"),
+        ({"n_predict": 5}, "n_predict is not supported: send max_tokens"),
+        ({"enable_thinking": False}, "enable_thinking is not supported: send chat_template_kwargs with it in it"),
+        ({"min_tokens": 3}, "min_tokens is not supported: bound the answer with regex, or send ignore_eos"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_field_of_other_servers_is_refused_with_what_to_do_in_its_place(fields: dict[str, Any], said: str) -> None:
+    answer = chat(**fields)
+    assert (answer.status, answer.error["message"]) == (400, said)
+    assert (answer.error["param"], answer.error["code"]) == (next(iter(fields)), "unsupported_parameter")
+
+
+def test_a_field_of_other_servers_that_asks_for_nothing_is_taken() -> None:
+    assert chat(min_tokens=0, use_beam_search=False, length_penalty=1.0, guided_json=None).status == 200
+
+
+def test_an_object_of_which_no_value_is_taken_is_refused_in_words_of_json() -> None:
+    error = post("/v1/responses", {"input": "hi", "reasoning": {"effort": "low"}}).error
+    assert error["message"] == "reasoning.effort is 'low', which is not supported; leave it out"
+
+
 def test_every_field_is_in_the_documented_table() -> None:
     from octavo.server.protocol.chat import ChatRequest
     from octavo.server.protocol.completions import CompletionRequest

@@ -70,6 +70,8 @@ def _complaint(kind: str, value: Any, context: Mapping[str, Any], message: str) 
         return "is missing; give it"
     if kind == "extra_forbidden":
         return "is not a field of this request; leave it out"
+    if kind == "none_required":  # a field of theirs of which no value is taken
+        return f"is {shown(value)}, which is not supported; leave it out"
     if kind == "tag":
         return f"is {shown(value)}; it should be {context['expected_tags']}"
     if kind in ("too_long", "too_short"):

@@ -55,6 +55,7 @@ UNSUPPORTED_SAMPLING = {
 }
 # What clients written for other servers send, with what does the same here.
 OTHER_SERVERS_FIELDS = {
+    "enable_thinking": Unsupported("send chat_template_kwargs with it in it"),
     "guided_choice": Unsupported("send choice"),
     "guided_grammar": Unsupported("send grammar"),
     "guided_json": Unsupported("send response_format of type json_schema"),
