@@ -13,6 +13,8 @@ from octavo.kernels.triton.head_kernel import rotate_and_store
 from octavo.kernels.triton.launch import dependent_launch
 from octavo.kernels.triton.paged_decode import StoredRows
 
+_FEW_TOKENS = 8
+
 CODEC_FORMS = {"f32": 0, "f16": 0, "bf16": 0, "q8_0": 1, "q4_0": 2}
 
 
@@ -57,7 +59,7 @@ def rotate_and_store_heads(
     if not num_tokens:
         return q
     dependent = dependent_launch(qkv.device)
-    heads, warps = head_tile(num_tokens, hkv, dim)
+    heads = head_tile(num_tokens, hq)
     parts = triton.cdiv(hq, heads) + 2 * triton.cdiv(hkv, heads)
     rotate_and_store[(num_tokens, parts)](
         qkv,
@@ -87,13 +89,12 @@ def rotate_and_store_heads(
         HAS_NORMS=norms is not None,
         HAS_BIAS=bias is not None,
         DEPENDENT=dependent,
-        num_warps=warps,
+        num_warps=heads,  # a warp for each head whatever their number: its sums are added in one order
         **({"launch_pdl": True} if dependent else {}),
     )
     return q
 
 
-def head_tile(num_tokens: int, num_kv_heads: int, dim: int) -> tuple[int, int]:
-    """Heads of a program, a power of two, and its warps."""
-    heads = 1 if num_tokens <= 16 else min(4, triton.next_power_of_2(num_kv_heads))
-    return heads, max(1, heads * dim // 256)
+def head_tile(num_tokens: int, num_q_heads: int) -> int:
+    """Heads of a program, a power of two, as measured on an H200."""
+    return 1 if num_tokens <= _FEW_TOKENS else min(8, int(triton.next_power_of_2(num_q_heads)))

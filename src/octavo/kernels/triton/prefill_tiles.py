@@ -68,7 +68,7 @@ def prefill_tiles(
         attend_tile(
             q_ptr, out_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, item_ptr, sinks_ptr, scale_log2, window,
             num_blocks, q_stride, HQ, HKV, DK, DV, BLOCK_SIZE, BLOCK_M, BLOCK_N, K_CODEC, V_CODEC, HAS_WINDOW, HAS_GAPS,
-            HAS_SINKS, True, 1,
+            HAS_SINKS, True, 2,
         )  # fmt: skip
     else:
         attend_tile(
@@ -130,7 +130,7 @@ def attend_tile(
             acc, top, total = walk(
                 q, acc, top, total, start, clear, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, last, begin, end,
                 keep, skip, window, scale_log2, num_blocks, head, HKV, DK, DV, BLOCK_SIZE, BLOCK_N, K_CODEC, V_CODEC,
-                HAS_WINDOW, HAS_GAPS, True, PRECISE, 1,
+                HAS_WINDOW, HAS_GAPS, True, PRECISE, STAGES,
             )  # fmt: skip
         diagonal = tl.maximum((first + 1) // BLOCK_N * BLOCK_N, clear)
         if not all_blocks_exist(table_ptr, begin, end, num_blocks, BLOCK_SIZE):
@@ -144,7 +144,7 @@ def attend_tile(
     acc, top, total = walk(
         q, acc, top, total, start, end, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, last, begin, end, keep, skip,
         window, scale_log2, num_blocks, head, HKV, DK, DV, BLOCK_SIZE, BLOCK_N, K_CODEC, V_CODEC, HAS_WINDOW, HAS_GAPS,
-        True, PRECISE, 1,
+        True, PRECISE, STAGES,
     )  # fmt: skip
 
     if HAS_SINKS:
