@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from octavo.kernels.triton.skinny_gemm import SkinnyScratch, SkinnyTile, multiply, multiply_codes, unpack
 from octavo.kernels.triton.skinny_pack import CodeMatrix, pack_codes, packed_bytes, unpack_codes
+from octavo.kernels.triton.skinny_table import ROWS, codes_tiles, dense_tiles, exact_tile
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
@@ -24,6 +27,8 @@ CODES = {
     "dot": SkinnyTile("dot", 16, 32, 0, 4, 2),
     "swapped": SkinnyTile("swapped", 16, 64, 0, 4, 2),
     "swapped-split": SkinnyTile("swapped", 8, 64, 0, 4, 2, splits=2),
+    "reduce": SkinnyTile("reduce", 4, 8, 256, 4),
+    "reduce-split": SkinnyTile("reduce", 4, 16, 128, 2, splits=2),
 }
 
 
@@ -48,7 +53,7 @@ def error(out, expected):
     return ((out - expected).norm() / expected.norm()).item()
 
 
-@pytest.mark.parametrize("shape", [(1, 37, 100), (3, 65, 256), (4, 1, 8)], ids=lambda s: "x".join(map(str, s)))
+@pytest.mark.parametrize("shape", [(3, 37, 100), (4, 65, 256), (1, 1, 8)], ids=lambda s: "x".join(map(str, s)))
 @pytest.mark.parametrize("tile", DENSE.values(), ids=DENSE)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32] + [torch.bfloat16] * GPU, ids=str)
 def test_a_product_of_any_shape_equals_the_oracle(shape, tile, dtype):
@@ -102,8 +107,7 @@ def decoded(part):
 
 
 @pytest.mark.parametrize("minimum", [False, True], ids=["symmetric", "minimum"])
-@pytest.mark.parametrize("group", [32, 64, 128])
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("bits", "group"), [(4, 32), (4, 64), (4, 128), (8, 16), (8, 32), (8, 64), (8, 128)])
 def test_codes_of_every_form_are_multiplied_as_what_they_stand_for(bits, group, minimum):
     part = matrix(37, 128 if group == 128 else 192, bits, group, minimum)
     packed = pack_codes([part], DEVICE)
@@ -123,13 +127,27 @@ def test_codes_without_minima_may_stand_for_numbers_about_any_zero():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not GPU, reason="torch sees no CUDA device")
+@pytest.mark.parametrize("tile", [*CODES.values(), SkinnyTile("swapped", 64, 64, 0, 4, 3)], ids=str)
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("minimum", [False, True], ids=["symmetric", "minimum"])
-def test_codes_become_bfloat16_exactly(bits, minimum):
+def test_codes_become_bfloat16_exactly(bits, minimum, tile):
     part = matrix(70, 192, bits, 32, minimum)
-    x = operands(3, 1, 192, torch.float16)[0].bfloat16()
-    out = run(multiply_codes, x, pack_codes([part], DEVICE), 70, CODES["swapped"])
+    x = operands(4, 1, 192, torch.float16)[0].bfloat16()
+    out = run(multiply_codes, x, pack_codes([part], DEVICE), 70, tile)
     assert error(out, x.double() @ decoded(part).t()) < 1e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not GPU, reason="torch sees no CUDA device")
+@pytest.mark.parametrize("n", [2048, 12288])
+def test_the_exact_setting_gives_a_row_the_same_bits_in_tiles_of_any_height(n):
+    x, weight = operands(128, n, 2048, torch.bfloat16)
+    tile = exact_tile(n)
+    whole = run(multiply, x, weight, n, replace(tile, block_m=128))
+    for rows, height in ((1, 8), (5, 8), (16, 16), (33, 32), (64, 64), (100, 64)):
+        start = 128 - rows
+        part = run(multiply, x[start:], weight, n, replace(tile, block_m=height))
+        assert torch.equal(part, whole[start:])
 
 
 def test_shards_are_stacked_and_unpacked_by_range_and_by_id():
@@ -156,3 +174,14 @@ def test_scales_that_float16_cannot_hold_are_kept_in_bfloat16():
     x = torch.eye(32, device=DEVICE)[:4].half()
     out = run(multiply_codes, x, packed, 3, CODES["dot"])
     assert (out - expected[:, :4].t()).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("shape", [(4096, 2048), (960, 320), (200_000, 8192)], ids=str)
+def test_every_shape_has_settings_that_hold_its_rows_in_the_memory_there_is(shape):
+    for shared in (1 << 16, 232448):
+        dense, codes = dense_tiles(*shape, shared), codes_tiles(*shape, 4, shared)
+        assert codes_tiles(*shape, 8, shared)[0].block_m >= 1
+        assert len(dense) == len(codes) == len(ROWS)
+        for rows, tile in zip(ROWS * 2, dense + codes, strict=True):
+            assert tile is None or tile.shared_bytes <= shared
+            assert tile is None or tile.form != "reduce" or tile.block_m >= rows

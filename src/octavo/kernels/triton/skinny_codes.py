@@ -11,86 +11,94 @@ import triton.language as tl
 
 from octavo.kernels.triton.skinny_finish import finish
 
-# A word holds two 16-bit elements, neighbours in a row of the weight. Under 0x6400 a code c is the float16 1024 + c,
-# under 0x4300 the bfloat16 128 + c (below 128); whole numbers subtract exactly.
-_PICK = "lop3.b32 $OUT, t, 0xMASKMASK, 0xBASEBASE, 0xEA;\n"
-_FOUR_BITS = (
-    "{ .reg .b32 t, bias;\nmov.b32 bias, 0xBIASBIAS;\n"
-    + "".join(
-        f"shr.b32 t, $4, {4 * j};\n" + _PICK.replace("OUT", str(j)) + f"sub.rn.TYPEx2 ${j}, ${j}, bias;\n"
-        for j in range(4)
-    )
-    + "}"
-)
-_F16_4 = tl.constexpr(
-    _FOUR_BITS.replace("MASK", "000f").replace("BASE", "6400").replace("BIAS", "6408").replace("TYPE", "f16")
-)
-_BF16_4 = tl.constexpr(
-    _FOUR_BITS.replace("MASK", "000f").replace("BASE", "4300").replace("BIAS", "4308").replace("TYPE", "bf16")
-)
-_F16_8 = tl.constexpr(
-    "{ .reg .b32 t, bias;\nmov.b32 bias, 0x64806480;\n"
-    + "".join(
-        f"shr.b32 t, $2, {8 * j};\nlop3.b32 ${j}, t, 0x00ff00ff, 0x64006400, 0xEA;\nsub.rn.f16x2 ${j}, ${j}, bias;\n"
-        for j in range(2)
-    )
-    + "}"
-)
+# A word's halves are neighbours in a row of the weight. Under 0x6400 a code c is the float16 1024 + c, under 0x4300 the
+# bfloat16 128 + c (below 128); whole numbers subtract exactly.
+_PAIR = """
+    shr.b32 t, $IN, SHIFT;
+    lop3.b32 t, t, MASK, BASE, 0xEA;
+    sub.rn.TYPE t, t, BIAS;
+    mov.b32 {$LOW, $HIGH}, t;"""
 # In 8 significant bits the upper bit has to go elsewhere: (128 + lower seven) - (256 - 128 * upper).
-_BF16_8 = tl.constexpr(
-    "{ .reg .b32 t, u;\nxor.b32 u, $2, 0x80808080;\n"
-    + "".join(
-        f"shr.b32 t, u, {8 * j};\nlop3.b32 ${j}, t, 0x007f007f, 0x43004300, 0xEA;\n"
-        f"lop3.b32 t, t, 0x00800080, 0x43004300, 0xEA;\nsub.rn.bf16x2 ${j}, ${j}, t;\n"
-        for j in range(2)
-    )
-    + "}"
-)
-_FOUR_F16, _TWO_F16 = tl.constexpr((tl.float16,) * 4), tl.constexpr((tl.float16,) * 2)
-_FOUR_BF16, _TWO_BF16 = tl.constexpr((tl.bfloat16,) * 4), tl.constexpr((tl.bfloat16,) * 2)
+_BYTE_PAIR = """
+    shr.b32 u, $IN, SHIFT;
+    xor.b32 u, u, 0x00800080;
+    lop3.b32 t, u, 0x007f007f, 0x43004300, 0xEA;
+    lop3.b32 u, u, 0x00800080, 0x43004300, 0xEA;
+    sub.rn.bf16x2 t, t, u;
+    mov.b32 {$LOW, $HIGH}, t;"""
+
+
+def _assembly(pair: str, bits: int, **replaced: str) -> str:
+    lines = []
+    for j in range(16 // bits):
+        line = pair
+        for name, value in {"LOW": 2 * j, "HIGH": 2 * j + 1, "IN": 32 // bits, "SHIFT": bits * j, **replaced}.items():
+            line = line.replace(name, str(value))
+        lines.append(line)
+    return "{ .reg .b32 t, u, bias;\nmov.b32 bias, " + replaced.get("VALUE", "0") + ";" + "".join(lines) + "\n}"
+
+
+_HALVES = {
+    "F16_4": _assembly(_PAIR, 4, MASK="0x000f000f", BASE="0x64006400", TYPE="f16x2", BIAS="bias", VALUE="0x64086408"),
+    "BF16_4": _assembly(_PAIR, 4, MASK="0x000f000f", BASE="0x43004300", TYPE="bf16x2", BIAS="bias", VALUE="0x43084308"),
+    "F16_8": _assembly(_PAIR, 8, MASK="0x00ff00ff", BASE="0x64006400", TYPE="f16x2", BIAS="bias", VALUE="0x64806480"),
+    "BF16_8": _assembly(_BYTE_PAIR, 8),
+}
+_F16_4, _BF16_4, _F16_8, _BF16_8 = (tl.constexpr(text) for text in _HALVES.values())
+_REGISTERS_4, _REGISTERS_8 = (tl.constexpr(",".join(["=h"] * count + ["r"])) for count in (8, 4))
+_EIGHT_F16, _FOUR_F16 = tl.constexpr((tl.float16,) * 8), tl.constexpr((tl.float16,) * 4)
+_EIGHT_BF16, _FOUR_BF16 = tl.constexpr((tl.bfloat16,) * 8), tl.constexpr((tl.bfloat16,) * 4)
 
 
 @triton.jit
 def _unpack(words, BITS: tl.constexpr, BF16: tl.constexpr, FAST: tl.constexpr):
-    """16-bit words [...] -> 16 / BITS tensors of codes less half their range, in bfloat16 or float16."""
+    """Words [...] -> 32 / BITS tensors of codes less half their range, in bfloat16 or float16: first those in the
+    lowest bits of a word's lower and upper half, and so on."""
     if FAST and BITS == 4 and not BF16:
-        return tl.inline_asm_elementwise(_F16_4, "=&r,=&r,=&r,=&r,r", [words], _FOUR_F16, True, 2)
+        return tl.inline_asm_elementwise(_F16_4, _REGISTERS_4, [words], _EIGHT_F16, True, 1)
     elif FAST and BITS == 4:
-        return tl.inline_asm_elementwise(_BF16_4, "=&r,=&r,=&r,=&r,r", [words], _FOUR_BF16, True, 2)
+        return tl.inline_asm_elementwise(_BF16_4, _REGISTERS_4, [words], _EIGHT_BF16, True, 1)
     elif FAST and not BF16:
-        return tl.inline_asm_elementwise(_F16_8, "=&r,=&r,r", [words], _TWO_F16, True, 2)
+        return tl.inline_asm_elementwise(_F16_8, _REGISTERS_8, [words], _FOUR_F16, True, 1)
     elif FAST:
-        return tl.inline_asm_elementwise(_BF16_8, "=&r,=&r,r", [words], _TWO_BF16, True, 2)
+        return tl.inline_asm_elementwise(_BF16_8, _REGISTERS_8, [words], _FOUR_BF16, True, 1)
     else:
         parts = ()
-        for j in tl.static_range(16 // BITS):
-            code = (words.to(tl.int32) >> (BITS * j)) & ((1 << BITS) - 1)
+        for j in tl.static_range(32 // BITS):
+            code = (words >> (j // 2 * BITS + j % 2 * 16)) & ((1 << BITS) - 1)
             parts = parts + ((code - (1 << (BITS - 1))).to(tl.bfloat16 if BF16 else tl.float16),)
         return parts
 
 
 @triton.jit
-def _groups(words, ROWS: tl.constexpr, BITS: tl.constexpr, BF16: tl.constexpr, FAST: tl.constexpr):
-    """Words [ROWS, 4, 8] of a chunk -> one [ROWS, 32] tensor for each 32 columns of it."""
-    parts = _unpack(words, BITS, BF16, FAST)
-    if BITS == 4:
-        halves = tl.join(tl.join(parts[0], parts[2]), tl.join(parts[1], parts[3]))  # [ROWS, lane, e, kk, half]
-        whole = tl.reshape(halves, [ROWS, 4, 2, 2, 2, 2, 2])  # row, lane, q1, q0, par, kk, half
-        whole = tl.permute(whole, (0, 5, 6, 1, 4, 2, 3))  # row, kk, half, lane, par, q1, q0
+def _pieces(words, ROWS: tl.constexpr, BITS: tl.constexpr, PIECE: tl.constexpr, BF16: tl.constexpr, FAST: tl.constexpr):
+    """Words [ROWS, 16] of a chunk -> one [ROWS, PIECE] tensor for each PIECE columns of it: 32, or 16 of 8 bits."""
+    p = _unpack(words, BITS, BF16, FAST)
+    if BITS == 4:  # row, lane, q, odd, 8, 16
+        lower = tl.join(tl.join(p[0], p[1]), tl.join(p[2], p[3]))
+        upper = tl.join(tl.join(p[4], p[5]), tl.join(p[6], p[7]))
+        whole = tl.permute(tl.reshape(tl.join(lower, upper), [ROWS, 4, 4, 2, 2, 2]), (0, 5, 4, 1, 3, 2))
         even, odd = tl.split(tl.reshape(whole, [ROWS, 32, 2, 2]))
         first, third = tl.split(even)
         second, fourth = tl.split(odd)
         return first, second, third, fourth
-    else:
-        halves = tl.join(parts[0], parts[1])  # [ROWS, lane, e, half]
-        whole = tl.reshape(halves, [ROWS, 4, 2, 2, 2, 2])  # row, lane, q, kk, par, half
-        whole = tl.permute(whole, (0, 3, 5, 1, 4, 2))  # row, kk, half, lane, par, q
-        first, second = tl.split(tl.reshape(whole, [ROWS, 32, 2]))
-        return first, second
+    else:  # row, lane, q, 16, odd, 8
+        eights = tl.join(tl.join(p[0], p[1]), tl.join(p[2], p[3]))
+        eights = tl.reshape(eights, [ROWS, 4, 2, 2, 2, 2])
+        if PIECE == 32:
+            whole = tl.permute(eights, (0, 3, 5, 1, 4, 2))
+            first, second = tl.split(tl.reshape(whole, [ROWS, 32, 2]))
+            return first, second
+        else:
+            whole = tl.permute(eights, (0, 5, 1, 4, 2, 3))
+            even, odd = tl.split(tl.reshape(whole, [ROWS, 16, 2, 2]))
+            first, third = tl.split(even)
+            second, fourth = tl.split(odd)
+            return first, second, third, fourth
 
 
 @triton.jit
-def _scale_and_minimum(word, SHIFT: tl.constexpr, PAIRS: tl.constexpr):
+def scale_and_minimum(word, SHIFT: tl.constexpr, PAIRS: tl.constexpr):
     """Float32 scale and what a group's sum of inputs is multiplied by; a word is a float32, or two of 16 bit."""
     if PAIRS == 0:
         return word, 0.0
@@ -115,6 +123,8 @@ def unpack_rows(
     K,
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
+    SCALES: tl.constexpr,
+    SHARED_BY: tl.constexpr,
     SHIFT: tl.constexpr,
     PAIRS: tl.constexpr,
     HAS_IDS: tl.constexpr,
@@ -126,6 +136,8 @@ def unpack_rows(
     Grid (chunks, tiles of rows). Ids outside the weight read its first or last row.
     """
     CHUNK: tl.constexpr = 512 // BITS
+    PIECE: tl.constexpr = GROUP if GROUP < 32 else 32
+    PER_SCALE: tl.constexpr = CHUNK // PIECE // SCALES
     chunk = tl.program_id(0)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     real = n < num_rows
@@ -133,16 +145,17 @@ def unpack_rows(
     if HAS_IDS:
         row = tl.load(ids_ptr + n, mask=real, other=0)
     row = tl.maximum(tl.minimum(row, N - 1), 0).to(tl.int64)
-    words = tl.load(codes_ptr + chunk.to(tl.int64) * (N * 32) + row[:, None] * 32 + tl.arange(0, 32)[None, :])
+    words = tl.load(codes_ptr + chunk.to(tl.int64) * (N * 16) + row[:, None] * 16 + tl.arange(0, 16)[None, :])
     # Codes are whole numbers that float16 holds.
-    groups = _groups(tl.reshape(words, [BLOCK_N, 4, 8]), BLOCK_N, BITS, False, FAST)
-    for part in tl.static_range(CHUNK // 32):
-        start = chunk * CHUNK + part * 32
-        scale, minimum = _scale_and_minimum(tl.load(scale_ptr + (start // GROUP) * N + row), SHIFT, PAIRS)
-        values = groups[part].to(tl.float32) * scale[:, None]
+    pieces = _pieces(words, BLOCK_N, BITS, PIECE, False, FAST)
+    for part in tl.static_range(CHUNK // PIECE):
+        start = chunk * CHUNK + part * PIECE
+        scale_at = (chunk // SHARED_BY * N + row) * SCALES + part // PER_SCALE
+        scale, minimum = scale_and_minimum(tl.load(scale_ptr + scale_at), SHIFT, PAIRS)
+        values = pieces[part].to(tl.float32) * scale[:, None]
         if PAIRS:
             values += minimum[:, None]
-        k = start + tl.arange(0, 32)
+        k = start + tl.arange(0, PIECE)
         at = n.to(tl.int64)[:, None] * K + k[None, :]
         tl.store(out_ptr + at, values.to(out_ptr.dtype.element_ty), mask=real[:, None] & (k < K)[None, :])
 
@@ -164,6 +177,8 @@ def skinny_codes(
     y_stride,
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
+    SCALES: tl.constexpr,
+    SHARED_BY: tl.constexpr,
     SHIFT: tl.constexpr,
     PAIRS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -181,10 +196,8 @@ def skinny_codes(
     Grid (tiles of M, tiles of N, SPLITS). A chunk is 64 bytes of codes of each row of the weight: 512 / BITS columns.
     """
     CHUNK: tl.constexpr = 512 // BITS
-    PARTS: tl.constexpr = CHUNK // 32
-    SCALES: tl.constexpr = CHUNK // GROUP if GROUP < CHUNK else 1
-    PER_SCALE: tl.constexpr = PARTS // SCALES
-    SHARED_BY: tl.constexpr = GROUP // CHUNK if GROUP > CHUNK else 1
+    PIECE: tl.constexpr = GROUP if GROUP < 32 else 32
+    PER_SCALE: tl.constexpr = CHUNK // PIECE // SCALES
     DTYPE: tl.constexpr = tl.bfloat16 if BF16 else tl.float16
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -201,27 +214,27 @@ def skinny_codes(
         loaded = tl.minimum(tl.program_id(1) * BLOCK_N + loaded, N - 1)
     else:
         loaded = row
-    words_at = loaded[:, None] * 32 + tl.arange(0, 32)[None, :]
-    k = tl.arange(0, 32)
+    words_at = loaded[:, None] * 16 + tl.arange(0, 16)[None, :]
+    k = tl.arange(0, PIECE)
     x_ptrs = x_ptr + m.to(tl.int64)[:, None] * x_stride + k[None, :]
     acc = tl.zeros([BLOCK_N, BLOCK_M] if WEIGHT_IS_FIRST else [BLOCK_M, BLOCK_N], tl.float32)
     for chunk in tl.range(begin, end, num_stages=STAGES):
-        words = tl.load(codes_ptr + chunk * (N * 32) + words_at, eviction_policy="evict_first")
-        groups = _groups(tl.reshape(words, [BLOCK_N, 4, 8]), BLOCK_N, BITS, BF16, FAST)
+        words = tl.load(codes_ptr + chunk * (N * 16) + words_at, eviction_policy="evict_first")
+        pieces = _pieces(words, BLOCK_N, BITS, PIECE, BF16, FAST)
         for s in tl.static_range(SCALES):
-            scales_at = (chunk // SHARED_BY * SCALES + s) * N + row
-            scale, minimum = _scale_and_minimum(tl.load(scale_ptr + scales_at), SHIFT, PAIRS)
+            scales_at = (chunk // SHARED_BY * N + row) * SCALES + s
+            scale, minimum = scale_and_minimum(tl.load(scale_ptr + scales_at), SHIFT, PAIRS)
             product = tl.zeros(acc.shape, tl.float32)
             total = tl.zeros([BLOCK_M], tl.float32)
             for part in tl.static_range(s * PER_SCALE, (s + 1) * PER_SCALE):
                 inside = (m < num_rows)[:, None]
                 if not EVEN:
-                    inside = inside & (chunk * CHUNK + part * 32 + k < K)[None, :]
-                x = tl.load(x_ptrs + chunk * CHUNK + part * 32, mask=inside, other=0.0).to(DTYPE)
-                w = groups[part]
+                    inside = inside & (chunk * CHUNK + part * PIECE + k < K)[None, :]
+                x = tl.load(x_ptrs + chunk * CHUNK + part * PIECE, mask=inside, other=0.0).to(DTYPE)
+                w = pieces[part]
                 if WEIGHT_IS_FIRST:
-                    w = tl.reshape(w, [BLOCK_N // 32, 4, 8, 32])
-                    w = tl.reshape(tl.permute(w, (1, 0, 2, 3)), [BLOCK_N, 32])
+                    w = tl.reshape(w, [BLOCK_N // 32, 4, 8, PIECE])
+                    w = tl.reshape(tl.permute(w, (1, 0, 2, 3)), [BLOCK_N, PIECE])
                     product = tl.dot(w, tl.trans(x), product)
                 else:
                     product = tl.dot(x, tl.trans(w), product)

@@ -9,13 +9,16 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from triton.runtime import driver
 
 from octavo.kernels.triton.launch import dependent_launch
+from octavo.kernels.triton.skinny_code_sums import skinny_code_sums
 from octavo.kernels.triton.skinny_codes import skinny_codes, unpack_rows
 from octavo.kernels.triton.skinny_dense import skinny_dot, skinny_reduce
-from octavo.kernels.triton.skinny_pack import PackedCodes
+from octavo.kernels.triton.skinny_pack import CHUNK_BITS, PackedCodes
 
 MAX_ROWS = 64
+_PORTABLE_SHARED_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,14 @@ class SkinnyTile:
     splits: int = 1
     ahead: bool = False
 
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a program at most, of 16-bit operands or of a chunk of codes."""
+        if self.form == "reduce":
+            return 0
+        columns = self.block_k * (self.block_n + self.block_m) * 2 or 80 * self.block_n + 256 * self.block_m
+        return self.num_stages * columns
+
 
 class SkinnyScratch:
     """What the splits of a product leave for the last one. One for each device: products follow each other."""
@@ -44,6 +55,7 @@ class SkinnyScratch:
         self.partial = torch.empty(1, dtype=torch.float32, device=device)
         self.arrived = torch.zeros(1, dtype=torch.int32, device=device)
         self.dependent = dependent_launch(device)
+        self.shared_bytes = _shared_bytes(device)
 
     def reserve(self, tile: SkinnyTile, num_rows: int, n: int) -> None:
         """Make room for products of up to `num_rows` rows with a weight of n; not once a graph has been captured."""
@@ -138,11 +150,11 @@ def multiply_codes(
     num_rows, columns = x.shape
     n, chunks = weight.rows, weight.codes.shape[0]
     tiles_m, tiles_n = -(-num_rows // tile.block_m), -(-n // tile.block_n)
-    per_scale = max(1, weight.group * weight.bits // 512)
+    per_scale = weight.chunks_per_scale
     split_chunks = per_scale * -(-chunks // (per_scale * tile.splits))
     assert scratch.holds(tile, num_rows, n), f"no scratch for {num_rows} rows in {tile}"
     dependent = scratch.dependent if dependent is None else dependent
-    skinny_codes[(tiles_m, tiles_n, tile.splits)](
+    arguments = (
         x,
         weight.codes,
         weight.scales,
@@ -156,22 +168,35 @@ def multiply_codes(
         split_chunks,
         x.stride(0),
         out.stride(0),
-        BITS=weight.bits,
-        GROUP=weight.group,
-        SHIFT=weight.shift,
-        PAIRS=_pairs(weight),
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        SPLITS=tile.splits,
-        EVEN=columns * weight.bits % 512 == 0,
-        WEIGHT_IS_FIRST=tile.form == "swapped",
-        BF16=x.dtype == torch.bfloat16,
-        FAST=_is_cuda(x.device),
-        STAGES=tile.num_stages,
-        DEPENDENT=dependent,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
+    )
+    form = {
+        "BITS": weight.bits,
+        "SCALES": weight.scales_per_chunk,
+        "SHARED_BY": weight.chunks_per_scale,
+        "SHIFT": weight.shift,
+        "PAIRS": _pairs(weight),
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "SPLITS": tile.splits,
+        "EVEN": columns * weight.bits % CHUNK_BITS == 0,
+        "BF16": x.dtype == torch.bfloat16,
+        "FAST": _is_cuda(x.device),
+        "DEPENDENT": dependent,
+        "num_warps": tile.num_warps,
         **({"launch_pdl": True} if dependent else {}),
+    }
+    if tile.form == "reduce":
+        assert num_rows <= tile.block_m, f"{num_rows} rows for a tile of {tile.block_m}"
+        pairs = (x.view(torch.int32), *arguments[1:])
+        skinny_code_sums[(tiles_n, tile.splits)](*pairs, CHUNKS=tile.block_k * weight.bits // CHUNK_BITS, **form)
+        return
+    skinny_codes[(tiles_m, tiles_n, tile.splits)](
+        *arguments,
+        GROUP=weight.group,
+        WEIGHT_IS_FIRST=tile.form == "swapped",
+        STAGES=tile.num_stages,
+        num_stages=tile.num_stages,
+        **form,
     )
 
 
@@ -189,6 +214,8 @@ def unpack(weight: PackedCodes, rows: int | Tensor, out: Tensor) -> None:
         weight.columns,
         BITS=weight.bits,
         GROUP=weight.group,
+        SCALES=weight.scales_per_chunk,
+        SHARED_BY=weight.chunks_per_scale,
         SHIFT=weight.shift,
         PAIRS=_pairs(weight),
         HAS_IDS=not isinstance(rows, int),
@@ -199,6 +226,14 @@ def unpack(weight: PackedCodes, rows: int | Tensor, out: Tensor) -> None:
 
 def _pairs(weight: PackedCodes) -> int:
     return 0 if weight.pair is None else 1 if weight.pair == torch.float16 else 2
+
+
+def _shared_bytes(device: torch.device) -> int:
+    """Of shared memory that a program may have."""
+    if device.type != "cuda":
+        return _PORTABLE_SHARED_BYTES
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(driver.active.utils.get_device_properties(index)["max_shared_mem"])
 
 
 def _is_cuda(device: torch.device) -> bool:

@@ -32,9 +32,9 @@ class CodeMatrix:
 class PackedCodes:
     """A weight [N, K] on one device.
 
-    `codes` [chunks, N, 4, 8] int16: a chunk is 512 / bits columns, zeros past the last one. `scales` [groups, N]:
-    float32 where there is no minimum; else int32, the scale in the lower half and the minimum in the upper, both of
-    dtype `pair`. `shift` is half the codes' range less zero.
+    `codes` [chunks, N, 4, 4] int32: a chunk is 512 / bits columns, zeros past the last one. `scales` [groups / S, N, S]
+    with S scales for each chunk, or one for several: float32 where there is no minimum; else int32, the scale in the
+    lower half and the minimum in the upper, both of dtype `pair`. `shift` is half the codes' range less zero.
     """
 
     codes: Tensor
@@ -46,12 +46,20 @@ class PackedCodes:
     columns: int
 
     @property
+    def scales_per_chunk(self) -> int:
+        return self.scales.shape[2]
+
+    @property
+    def chunks_per_scale(self) -> int:
+        return max(1, self.group * self.bits // CHUNK_BITS)
+
+    @property
     def rows(self) -> int:
         return self.codes.shape[1]
 
     @property
     def num_bytes(self) -> int:
-        return self.codes.numel() * 2 + self.scales.numel() * 4
+        return self.codes.numel() * 4 + self.scales.numel() * 4
 
 
 def packed_bytes(rows: int, columns: int, bits: int, group: int) -> int:
@@ -66,19 +74,19 @@ def pack_codes(parts: Sequence[CodeMatrix], device: torch.device) -> PackedCodes
     columns, bits = first.codes.shape[1], first.bits
     width = _width(columns, bits)
     words = torch.empty(
-        width * bits // CHUNK_BITS, sum(len(p.codes) for p in parts), 4, 8, dtype=torch.int16, device=device
+        width * bits // CHUNK_BITS, sum(len(p.codes) for p in parts), 4, 4, dtype=torch.int32, device=device
     )
     start, step = 0, max(1, _SLICE // width)
     for part in parts:
         for codes in part.codes.split(step):
             words[:, start : start + len(codes)] = _words(F.pad(codes.to(device), (0, width - columns)), bits)
             start += len(codes)
-    groups, half = -(-width // first.group), 1 << (bits - 1)
-    scales = _transposed([part.scale for part in parts], groups, device)
+    half = 1 << (bits - 1)
+    scales = _by_chunk([part.scale for part in parts], width, first, device)
     pair = None
     if first.minimum is not None or first.zero != half:
         minima = [torch.zeros_like(part.scale) if part.minimum is None else part.minimum for part in parts]
-        both = torch.stack((scales, _transposed(minima, groups, device)), dim=-1)
+        both = torch.stack((scales, _by_chunk(minima, width, first, device)), dim=-1)
         pair = _narrow_dtype(both)
         scales = both.to(pair).view(torch.int32)[..., 0].contiguous()
     return PackedCodes(words, scales, pair, bits, first.group, half - first.zero, columns)
@@ -86,15 +94,15 @@ def pack_codes(parts: Sequence[CodeMatrix], device: torch.device) -> PackedCodes
 
 def unpack_codes(packed: PackedCodes, rows: slice | Tensor) -> Tensor:
     """Some rows, given as a slice or as int64 indices [R], as float32 [R, K]."""
-    words = packed.codes[:, rows].to(torch.int32)
+    words = packed.codes[:, rows].contiguous().view(torch.int16).to(torch.int32)
     fields = torch.arange(16 // packed.bits, device=words.device, dtype=torch.int32) * packed.bits
     codes = (words[..., None] >> fields) & ((1 << packed.bits) - 1)
     codes = codes.view(*words.shape[:2], 4, *_FIELDS[packed.bits]).permute(_TO_COLUMNS[packed.bits])
     values = (codes.flatten(1) - ((1 << (packed.bits - 1)) - packed.shift)).float()
-    scales = packed.scales[:, rows].t().contiguous()
+    scales = packed.scales[:, rows].transpose(0, 1).flatten(1)
     if packed.pair is None:
         return _each(values, torch.mul, scales, packed)
-    both = scales.view(packed.pair).view(*scales.shape, 2).float()
+    both = scales.contiguous().view(packed.pair).view(*scales.shape, 2).float()
     return _each(_each(values, torch.mul, both[..., 0], packed), torch.add, both[..., 1], packed)
 
 
@@ -106,14 +114,14 @@ _TO_WORDS = {4: (1, 0, 5, 2, 6, 3, 4), 8: (1, 0, 5, 2, 3, 6, 4)}
 
 
 def _words(codes: Tensor, bits: int) -> Tensor:
-    """codes [N, K] uint8 -> [chunks, N, 4, 8] int16."""
+    """codes [N, K] uint8 -> [chunks, N, 4, 4] int32."""
     parts = CHUNK_BITS // bits // 32
     columns = codes.view(len(codes), -1, parts, 2, 2, 4, 2).permute(_TO_WORDS[bits])
     fields = columns.reshape(*columns.shape[:2], 4, 8, 16 // bits)
     words = torch.zeros(fields.shape[:4], dtype=torch.int32, device=codes.device)
     for place in range(16 // bits):
         words |= fields[..., place].to(torch.int32) << (bits * place)
-    return words.to(torch.int16)
+    return words.to(torch.int16).view(torch.int32)
 
 
 def _width(columns: int, bits: int) -> int:
@@ -121,10 +129,13 @@ def _width(columns: int, bits: int) -> int:
     return -(-columns // chunk) * chunk
 
 
-def _transposed(parts: Sequence[Tensor], groups: int, device: torch.device) -> Tensor:
-    """[N_i, K / group] float32 each -> [groups, N]."""
+def _by_chunk(parts: Sequence[Tensor], width: int, form: CodeMatrix, device: torch.device) -> Tensor:
+    """[N_i, K / group] float32 each -> [groups / scales per chunk, N, scales per chunk]."""
     whole = torch.cat([part.to(device) for part in parts])
-    return F.pad(whole, (0, groups - whole.shape[1])).t().contiguous()
+    groups = -(-width // form.group)
+    per_chunk = max(1, CHUNK_BITS // form.bits // form.group)
+    whole = F.pad(whole, (0, groups - whole.shape[1]))
+    return whole.view(len(whole), -1, per_chunk).transpose(0, 1).contiguous()
 
 
 def _narrow_dtype(values: Tensor) -> torch.dtype:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -98,9 +99,10 @@ class RouteChoice:
 
 
 def choose_route(weights: WeightsChoice, dtype: torch.dtype, device: torch.device) -> RouteChoice:
-    """`auto` keeps quantised weights as the file has them where there is a kernel for that, in 16-bit compute on a CPU.
+    """`auto` keeps quantised weights as the file has them where there is a kernel for that, in 16-bit compute.
 
-    There `full` keeps all weights in the compute dtype; `int8` and `int4` take torch's kernels for narrow weights.
+    There `full` keeps all weights in the compute dtype; on a CPU `int8` and `int4` take torch's kernels for narrow
+    weights.
     Raises `InvalidRequest` for a choice that no tensor could take.
     """
     from octavo.layers.linear.affine_route import AffineRoute
@@ -118,9 +120,21 @@ def choose_route(weights: WeightsChoice, dtype: torch.dtype, device: torch.devic
                 f"{device.type}; use --weights full"
             )
         return RouteChoice(Int8Route(dtype) if weights == "int8" else Int4Route(dtype), full)
+    if device.type == "cuda" and dtype != torch.float32 and find_spec("triton") is not None:
+        return _gpu_routes(weights, dtype, device)
     if weights == "auto" and sixteen_bit_cpu:
         if library.load().functions is not None:
             return RouteChoice(AffineRoute(), full)
         if dtype == torch.bfloat16:
             return RouteChoice(Int4Route(dtype), full)
     return RouteChoice(full, full)
+
+
+def _gpu_routes(weights: WeightsChoice, dtype: torch.dtype, device: torch.device) -> RouteChoice:
+    from octavo.kernels.triton.skinny_gemm import SkinnyScratch
+    from octavo.layers.linear.codes_route import CodesRoute
+    from octavo.layers.linear.skinny_route import SkinnyRoute
+
+    scratch = SkinnyScratch(device)
+    full = SkinnyRoute(dtype, device, scratch)
+    return RouteChoice(CodesRoute(dtype, device, scratch) if weights == "auto" else full, full)

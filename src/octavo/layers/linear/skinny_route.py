@@ -1,0 +1,83 @@
+"""16-bit weights on a GPU: few rows through kernels of our own where those were measured to be faster, else the
+library's matrix product."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from octavo.kernels.triton.skinny_gemm import MAX_ROWS, SkinnyScratch, SkinnyTile, multiply
+from octavo.kernels.triton.skinny_table import ROWS, bucket, dense_tiles
+from octavo.layers.linear.dense_route import stack
+from octavo.layers.linear.route import RouteProperties
+from octavo.layers.quant_tensor import QuantTensor
+
+
+class SkinnyWeight:
+    """A weight [N, K]; others may read the tensor itself."""
+
+    def __init__(self, weight: Tensor, scratch: SkinnyScratch) -> None:
+        self.weight = weight
+        self._scratch = scratch
+        self._tiles = dense_tiles(weight.shape[0], weight.shape[1], scratch.shared_bytes)
+        for rows, tile in zip(ROWS, self._tiles, strict=True):
+            if tile is not None:
+                scratch.reserve(tile, rows, len(weight))
+
+    @property
+    def num_bytes(self) -> int:
+        return self.weight.numel() * self.weight.itemsize
+
+    def apply(self, x: Tensor) -> Tensor:
+        x = x.to(self.weight.dtype)
+        y = self._skinny(x, self.weight.dtype)
+        return F.linear(x, self.weight) if y is None else y
+
+    def apply_float32(self, x: Tensor) -> Tensor:
+        x = x.to(self.weight.dtype)
+        y = self._skinny(x, torch.float32)
+        return torch.mm(x, self.weight.t(), out_dtype=torch.float32) if y is None else y
+
+    def lookup(self, ids: Tensor) -> Tensor:
+        return self.weight[ids].float()
+
+    def _skinny(self, x: Tensor, dtype: torch.dtype) -> Tensor | None:
+        tile = self._tile(len(x))
+        if tile is None:
+            return None
+        out = torch.empty(len(x), len(self.weight), dtype=dtype, device=x.device)
+        multiply(x, self.weight, out, tile, self._scratch)
+        return out
+
+    def _tile(self, rows: int) -> SkinnyTile | None:
+        return self._tiles[bucket(rows)] if 0 < rows <= MAX_ROWS else None
+
+
+class SkinnyRoute:
+    """bfloat16 or float16. Not row-invariant: kernel and order of addition go by the number of rows."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, scratch: SkinnyScratch) -> None:
+        self._dtype = dtype
+        self._device = device
+        self._scratch = scratch
+
+    @property
+    def properties(self) -> RouteProperties:
+        return RouteProperties(str(self._dtype).removeprefix("torch."), False, torch.finfo(self._dtype).eps / 2)
+
+    @property
+    def serves_embedding(self) -> bool:
+        return True
+
+    def refusal(self, shards: Sequence[QuantTensor]) -> str | None:
+        return None
+
+    def pack(self, shards: Sequence[QuantTensor]) -> SkinnyWeight:
+        return SkinnyWeight(stack(shards, self._dtype).to(self._device), self._scratch)
+
+    def packed_bytes(self, shard: QuantTensor) -> int:
+        return math.prod(shard.shape) * self._dtype.itemsize
