@@ -148,6 +148,15 @@ def split_heads(
     return rotate_heads(heads, num_q, num_k, rotation.cos, rotation.sin, (norms.q, norms.k), norms.eps)
 
 
+def look_up(table: Tensor, ids: Tensor) -> Tensor:
+    """Rows `ids` [T] int64 of table [V, N], contiguous and of any floating dtype -> [T, N] float32."""
+    if _by_triton(table):
+        from octavo.kernels.triton import fused_rows
+
+        return fused_rows.look_up(table, ids)
+    return table[ids].float()
+
+
 def gate(x: Tensor, activation: Activation) -> Tensor:
     """x [T, 2 N], gates before values, float32 or 16 bit -> activation(gates) · values [T, N], in x's dtype."""
     if _by_triton(x):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from octavo.kernels.triton.fused_rows import add_rms_norm_, gate
+from octavo.kernels.triton.fused_rows import add_rms_norm_, gate, look_up
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EPS, INNER_EPS = 1e-6, 1e-2
@@ -66,3 +66,14 @@ def test_gates_equal_float64_far_from_zero_too(gelu, dtype):
     assert not ((out * 1.01 - expected).abs() <= bound).all()
     assert torch.equal(gate(x, gelu, torch.float16), out.half())
     assert gate(x[:0], gelu, dtype).shape == (0, 41)
+
+
+@pytest.mark.parametrize("width", [1, 1024, 1500])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_rows_of_a_table_are_looked_up_as_they_are(width, dtype):
+    table = draw(7, width).to(dtype)
+    ids = torch.tensor([6, 0, 3, 3], device=DEVICE)
+    found = look_up(table, ids)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, table[ids].float())
+    assert look_up(table, ids[:0]).shape == (0, width)

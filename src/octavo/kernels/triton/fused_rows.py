@@ -7,7 +7,7 @@ import triton
 from torch import Tensor
 
 from octavo.kernels.triton.launch import dependent_launch
-from octavo.kernels.triton.row_kernels import add_norm, gate_rows
+from octavo.kernels.triton.row_kernels import add_norm, gate_rows, look_up_rows
 
 MAX_WIDTH = 1 << 15  # elements that a program holds of a row
 _FEW_ROWS = 256
@@ -74,4 +74,13 @@ def gate(x: Tensor, gelu: bool, dtype: torch.dtype) -> Tensor:
         num_warps=4,
         **({"launch_pdl": True} if dependent else {}),
     )
+    return out
+
+
+def look_up(table: Tensor, ids: Tensor) -> Tensor:
+    """Rows `ids` [T] int64 of table [V, N], contiguous -> [T, N] float32."""
+    num_tokens, width = len(ids), table.shape[1]
+    out = torch.empty(num_tokens, width, dtype=torch.float32, device=table.device)
+    if num_tokens:
+        look_up_rows[(num_tokens, triton.cdiv(width, 1024))](out, table, ids, width, BLOCK=1024)
     return out

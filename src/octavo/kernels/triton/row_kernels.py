@@ -64,3 +64,13 @@ def gate_rows(x_ptr, out_ptr, width, BLOCK: tl.constexpr, GELU: tl.constexpr, DE
     small = tl.exp(-tl.abs(z))
     share = tl.where(z >= 0, 1.0, small) / (1.0 + small)
     tl.store(out_ptr + row * width + n, (gates * share * values).to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def look_up_rows(out_ptr, table_ptr, ids_ptr, width, BLOCK: tl.constexpr):
+    """Grid (rows, parts of N). Row `ids[t]` of table [V, N] -> out [T, N] float32."""
+    row = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = n < width
+    values = tl.load(table_ptr + tl.load(ids_ptr + row) * width + n, mask=mask, other=0.0)
+    tl.store(out_ptr + row * width + n, values.to(tl.float32), mask=mask)

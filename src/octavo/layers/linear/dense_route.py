@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from octavo.kernels.rows import look_up
 from octavo.layers.linear.route import RouteProperties
 from octavo.layers.quant_tensor import QuantTensor
 
@@ -30,7 +31,7 @@ class DenseWeight:
         return torch.mm(x.to(self.weight.dtype), self.weight.t(), out_dtype=torch.float32)
 
     def lookup(self, ids: Tensor) -> Tensor:
-        return self.weight[ids].float()
+        return look_up(self.weight, ids)
 
 
 class DenseRoute:
