@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from octavo.kernels.rows import look_up
 from octavo.kernels.triton.skinny_gemm import MAX_ROWS, SkinnyScratch, SkinnyTile, multiply
 from octavo.kernels.triton.skinny_table import ROWS, bucket, dense_tiles
 from octavo.layers.linear.dense_route import stack
@@ -43,7 +44,7 @@ class SkinnyWeight:
         return torch.mm(x, self.weight.t(), out_dtype=torch.float32) if y is None else y
 
     def lookup(self, ids: Tensor) -> Tensor:
-        return self.weight[ids].float()
+        return look_up(self.weight, ids)
 
     def _skinny(self, x: Tensor, dtype: torch.dtype) -> Tensor | None:
         tile = self._tile(len(x))
