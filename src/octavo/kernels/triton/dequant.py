@@ -141,7 +141,7 @@ _TAKES = {
     "lower": ("and.b32 x, $2, 0x0f0f0f0f;", "0x64086408"),
     "upper": ("shr.b32 x, $2, 4;\n    and.b32 x, x, 0x0f0f0f0f;", "0x64086408"),
 }
-_Q8_ASM, _LOWER_ASM, _UPPER_ASM = (
+Q8_ASM, LOWER_ASM, UPPER_ASM = (
     tl.constexpr(_CONVERT.replace("TAKE", line).replace("BIAS", bias)) for line, bias in _TAKES.values()
 )
 
@@ -170,17 +170,17 @@ def load_codes(
     if CODEC == Q8:
         codes = load_tile(ptr + head * DIM + START, rows, visible, HEADS * DIM, SIZE, GROUP)
         if FAST:
-            return convert(codes, _Q8_ASM)
+            return convert(codes, Q8_ASM)
         return codes.to(tl.float16)
     HALF: tl.constexpr = DIM // 2
     if START < HALF:
         packed = load_tile(ptr + head * HALF + START, rows, visible, HEADS * HALF, SIZE, GROUP)
         if FAST:
-            return convert(packed, _LOWER_ASM)
+            return convert(packed, LOWER_ASM)
         return (packed & 15).to(tl.float16) - 8.0
     packed = load_tile(ptr + head * HALF + START - HALF, rows, visible, HEADS * HALF, SIZE, GROUP)
     if FAST:
-        return convert(packed, _UPPER_ASM)
+        return convert(packed, UPPER_ASM)
     return (packed >> 4).to(tl.float16) - 8.0
 
 

@@ -9,7 +9,6 @@ from torch import Tensor
 from octavo.kernels.triton.launch import dependent_launch
 from octavo.kernels.triton.row_kernels import add_norm, gate_rows, look_up_rows
 
-MAX_WIDTH = 1 << 15  # elements that a program holds of a row
 _FEW_ROWS = 256
 
 
@@ -23,7 +22,7 @@ def add_rms_norm_(
 ) -> Tensor:
     """x [..., N] float32 += y (of any floating dtype), then x · weight / sqrt(mean(x²) + eps) in `dtype`.
 
-    `inner` (weight, eps) normalises y first. All contiguous; N at most MAX_WIDTH; weights [N] float32.
+    `inner` (weight, eps) normalises y first. All contiguous, weights [N] float32. A program holds a whole row.
     """
     width = x.shape[-1]
     out = torch.empty(x.shape, dtype=dtype, device=x.device)

@@ -106,6 +106,7 @@ class PagedPrefill:
             HAS_WINDOW=spec.window is not None,
             HAS_GAPS=self._gaps,
             HAS_SINKS=sinks is not None,
+            FAST=self._device.type == "cuda" and torch.version.cuda is not None,
             PRECISE_END=_precise_end(spec),
             DEPENDENT=self._dependent,
             STAGES=tile.num_stages,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo.kernels.triton.dequant import CAST, Q8
+from octavo.kernels.triton.dequant import CAST, LOWER_ASM, Q8, Q8_ASM, UPPER_ASM, convert
 
 
 @triton.constexpr_function
@@ -90,6 +90,7 @@ def load_operand(
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     CODEC: tl.constexpr,
+    FAST: tl.constexpr,
     PRECISE: tl.constexpr,
     MASKED: tl.constexpr,
 ):
@@ -100,10 +101,16 @@ def load_operand(
     if CODEC == CAST:
         return (data,)
     elif CODEC == Q8:
+        if FAST:
+            data = convert(data, Q8_ASM)
         return (scaled(data, scale_ptr, rows, visible, head, HEADS, DIM, 0, SIZE, PRECISE, MASKED),)
     else:
-        low = (data & 15).to(tl.int8) - 8
-        high = (data >> 4).to(tl.int8) - 8
+        if FAST:
+            low = convert(data, LOWER_ASM)
+            high = convert(data, UPPER_ASM)
+        else:
+            low = (data & 15).to(tl.int8) - 8
+            high = (data >> 4).to(tl.int8) - 8
         return (
             scaled(low, scale_ptr, rows, visible, head, HEADS, DIM, 0, SIZE, PRECISE, MASKED),
             scaled(high, scale_ptr, rows, visible, head, HEADS, DIM, SIZE, SIZE, PRECISE, MASKED),

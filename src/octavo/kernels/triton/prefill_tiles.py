@@ -47,6 +47,7 @@ def prefill_tiles(
     HAS_WINDOW: tl.constexpr,
     HAS_GAPS: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    FAST: tl.constexpr,
     PRECISE_END: tl.constexpr,
     DEPENDENT: tl.constexpr,
     STAGES: tl.constexpr,
@@ -68,13 +69,13 @@ def prefill_tiles(
         attend_tile(
             q_ptr, out_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, item_ptr, sinks_ptr, scale_log2, window,
             num_blocks, q_stride, HQ, HKV, DK, DV, BLOCK_SIZE, BLOCK_M, BLOCK_N, K_CODEC, V_CODEC, HAS_WINDOW, HAS_GAPS,
-            HAS_SINKS, True, 2,
+            HAS_SINKS, FAST, True, 2,
         )  # fmt: skip
     else:
         attend_tile(
             q_ptr, out_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, item_ptr, sinks_ptr, scale_log2, window,
             num_blocks, q_stride, HQ, HKV, DK, DV, BLOCK_SIZE, BLOCK_M, BLOCK_N, K_CODEC, V_CODEC, HAS_WINDOW, HAS_GAPS,
-            HAS_SINKS, False, STAGES,
+            HAS_SINKS, FAST, False, STAGES,
         )  # fmt: skip
 
 
@@ -84,7 +85,7 @@ def attend_tile(
     num_blocks, q_stride, HQ: tl.constexpr, HKV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, K_CODEC: tl.constexpr,
     V_CODEC: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_GAPS: tl.constexpr, HAS_SINKS: tl.constexpr,
-    PRECISE: tl.constexpr, STAGES: tl.constexpr,
+    FAST: tl.constexpr, PRECISE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One tile.
 
@@ -130,7 +131,7 @@ def attend_tile(
             acc, top, total = walk(
                 q, acc, top, total, start, clear, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, last, begin, end,
                 keep, skip, window, scale_log2, num_blocks, head, HKV, DK, DV, BLOCK_SIZE, BLOCK_N, K_CODEC, V_CODEC,
-                HAS_WINDOW, HAS_GAPS, True, PRECISE, STAGES,
+                HAS_WINDOW, HAS_GAPS, FAST, True, PRECISE, STAGES,
             )  # fmt: skip
         diagonal = tl.maximum((first + 1) // BLOCK_N * BLOCK_N, clear)
         if not all_blocks_exist(table_ptr, begin, end, num_blocks, BLOCK_SIZE):
@@ -138,13 +139,13 @@ def attend_tile(
         acc, top, total = walk(
             q, acc, top, total, clear, diagonal, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, last, begin, end,
             keep, skip, window, scale_log2, num_blocks, head, HKV, DK, DV, BLOCK_SIZE, BLOCK_N, K_CODEC, V_CODEC,
-            HAS_WINDOW, HAS_GAPS, False, PRECISE, STAGES,
+            HAS_WINDOW, HAS_GAPS, FAST, False, PRECISE, STAGES,
         )  # fmt: skip
         start = diagonal
     acc, top, total = walk(
         q, acc, top, total, start, end, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, last, begin, end, keep, skip,
         window, scale_log2, num_blocks, head, HKV, DK, DV, BLOCK_SIZE, BLOCK_N, K_CODEC, V_CODEC, HAS_WINDOW, HAS_GAPS,
-        True, PRECISE, STAGES,
+        FAST, True, PRECISE, STAGES,
     )  # fmt: skip
 
     if HAS_SINKS:
@@ -173,7 +174,7 @@ def walk(
     q, acc, top, total, start, stop, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, last, begin, end, keep, skip,
     window, scale_log2, num_blocks, head, HKV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, K_CODEC: tl.constexpr, V_CODEC: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_GAPS: tl.constexpr, MASKED: tl.constexpr, PRECISE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_GAPS: tl.constexpr, FAST: tl.constexpr, MASKED: tl.constexpr, PRECISE: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """Attend over columns `[start, stop)`, start a multiple of BLOCK_N; those that are hidden only if MASKED."""
@@ -186,7 +187,7 @@ def walk(
         ids = block_ids(table_ptr, next_cols, end, BLOCK_SIZE)
         if MASKED and HAS_GAPS:
             visible &= (cols < keep) | (cols >= keep + skip)
-        k = load_operand(k_ptr, k_scale_ptr, rows, visible, head, HKV, DK, K_CODEC, PRECISE, MASKED)
+        k = load_operand(k_ptr, k_scale_ptr, rows, visible, head, HKV, DK, K_CODEC, FAST, PRECISE, MASKED)
         s = tile_scores(q, k, K_CODEC, PRECISE)
         if MASKED:
             seen = visible[None, :] & (cols[None, :] <= last[:, None])
@@ -205,7 +206,7 @@ def walk(
         fade = tl.exp2(top - higher)
         top = higher
         total = tl.fma(total, fade, tl.sum(p, 1))
-        v = load_operand(v_ptr, v_scale_ptr, rows, visible, head, HKV, DV, V_CODEC, PRECISE, MASKED)
+        v = load_operand(v_ptr, v_scale_ptr, rows, visible, head, HKV, DV, V_CODEC, FAST, PRECISE, MASKED)
         acc = tile_sums(acc, p, fade, v, V_CODEC, PRECISE)
         cols = next_cols
     return acc, top, total
