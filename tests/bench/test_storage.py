@@ -154,10 +154,11 @@ def test_a_cell_with_too_few_rounds_is_named_with_arm_and_reason() -> None:
     servers = StubServers(lambda arm, round_: out_of_order if (arm.name, round_) == ("dense", 1) else {})
     run, error, raw = failed(servers)
     assert error.startswith(
-        "too few rounds: prompt 8, 1 client has 4 good rounds of 5 (dense, round 2: 1 of 1 requests"
+        "too few rounds: prompt 8, 1 client has 1 good rounds of 5 (dense, round 2: 1 of 1 requests"
     )
     assert "HTTP 500: out of order" in error and "at least 5 are needed" in error
-    assert len(run.paired.cells) == 60 and len(raw) == 60 + 15 + 2
+    assert all(cell in error for cell in CELLS)
+    assert len(run.paired.cells) == 24 and len(raw) == 24 + 6 + 2, "it ends with the round that made it hopeless"
 
 
 def test_one_round_more_makes_up_for_one_that_was_lost() -> None:
@@ -165,6 +166,11 @@ def test_one_round_more_makes_up_for_one_that_was_lost() -> None:
     run, _ = measured(servers, rounds=6)
     assert run.winner is not None
     assert {len(each.deltas) for each in run.verdicts} == {5}
+    twice = StubServers(
+        lambda arm, round_: {"fails_from": 4} if (arm.name, round_) in (("dense", 1), ("paged", 3)) else {}
+    )
+    run, error, _ = failed(twice, rounds=6)
+    assert "has 2 good rounds of 6 (dense, round 2: " in error and "; paged, round 4: " in error
 
 
 def test_answers_of_another_length_are_not_compared() -> None:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
-from octavo.bench.decision import PairedRound
+from octavo.bench.decision import LEAST_ROUNDS, PairedRound, judge
 from octavo.bench.load_cell import CellRun
 from octavo.bench.served_arm import Arm, ArmCell, ArmPlace, ServedLoad, Server, measure_arm, request_lines
 from octavo.bench.serving import Watcher, rotated
@@ -80,13 +80,34 @@ def run_arms(
     """
     watch.begin("starting", run.rounds * len(arms) * run.load.num_requests)
     for round_ in range(run.rounds):
-        for position, arm in enumerate(rotated(arms, round_)):
-            place = ArmPlace(round_, position, run.rounds)
-            watch.cell(f"{place.label(arm)}, starting a server")
-            try:
-                _run_arm(run, arm, place, raw, watch, start)
-            except OctavoError as error:
-                raise EngineFault(f"{arm.name}, round {round_ + 1} of {run.rounds}: {error}") from error
+        _run_round(run, arms, round_, raw, watch, start)
+
+
+def run_paired(run: PairedRun, raw: TextIO | None, watch: Watcher, start: Start = start_server) -> None:
+    """`run_arms` of all three, ended as soon as a cell can no longer have the rounds that a verdict takes.
+
+    Raises `EngineFault` as `run_arms`, and for such a cell as `judge`.
+    """
+    watch.begin("starting", run.rounds * len(run.arms) * run.load.num_requests)
+    for round_ in range(run.rounds):
+        _run_round(run, run.arms, round_, raw, watch, start)
+        rounds, lost = run.paired(lambda figures: figures.output_tps)
+        most_lost = run.rounds - LEAST_ROUNDS
+        hopeless = {cell: found for cell, found in rounds.items() if round_ + 1 - len(found) > most_lost}
+        if hopeless:
+            judge(hopeless, run.rounds, lost)
+
+
+def _run_round(
+    run: PairedRun, arms: Sequence[Arm], round_: int, raw: TextIO | None, watch: Watcher, start: Start
+) -> None:
+    for position, arm in enumerate(rotated(arms, round_)):
+        place = ArmPlace(round_, position, run.rounds)
+        watch.cell(f"{place.label(arm)}, starting a server")
+        try:
+            _run_arm(run, arm, place, raw, watch, start)
+        except OctavoError as error:
+            raise EngineFault(f"{arm.name}, round {round_ + 1} of {run.rounds}: {error}") from error
 
 
 def _run_arm(run: PairedRun, arm: Arm, place: ArmPlace, raw: TextIO | None, watch: Watcher, start: Start) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from octavo.bench.decision import CellVerdict, PairedRound, judge
-from octavo.bench.paired_run import PairedRun, Start, run_arms, start_server, write_line
+from octavo.bench.paired_run import PairedRun, Start, run_arms, run_paired, start_server, write_line
 from octavo.bench.percentiles import Spread
 from octavo.bench.saved_protocol import SavedProtocol, model_digest
 from octavo.bench.served_arm import ServedLoad, serving_arm
@@ -130,7 +130,7 @@ def bench_regress(run: RegressRun, raw: TextIO | None, watch: Watcher, start: St
     paired = run.paired
     write_line(raw, {"type": "head", "environment": run.environment, "saved": run.saved.as_object()})
     try:
-        run_arms(paired, paired.arms, raw, watch, start)
+        run_paired(paired, raw, watch, start)
         cells: dict[str, list[PairedRound]] = {}
         lost: dict[str, list[str]] = {}
         for name, figure in FIGURES.items():

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from octavo.bench.decision import LEAST_ROUNDS, CellVerdict, candidate_wins, judge
-from octavo.bench.paired_run import PairedRun, Start, run_arms, start_server, write_line
+from octavo.bench.paired_run import PairedRun, Start, run_paired, start_server, write_line
 from octavo.bench.served_arm import Arm, ServedLoad, serving_arm
 from octavo.bench.serving import Watcher
 from octavo.bench.stamp import environment_stamp
@@ -138,7 +138,7 @@ def bench_storage(run: StorageRun, raw: TextIO | None, watch: Watcher, start: St
     paired.load.check()
     write_line(raw, {"type": "head", **run.head(), "load": paired.load.as_object(), "rounds": paired.rounds})
     try:
-        run_arms(paired, paired.arms, raw, watch, start)
+        run_paired(paired, raw, watch, start)
         rounds, lost = paired.paired(lambda figures: figures.output_tps)
         run.verdicts = judge(rounds, paired.rounds, lost)
         run.problem = None
