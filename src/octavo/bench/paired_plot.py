@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,6 +32,7 @@ def plot_verdicts(verdicts: Sequence[CellVerdict], title: str, names: tuple[str,
     below.grid(visible=True, alpha=0.3)
     below.set_title(f"{names[1]} against {names[0]}, % (line: median; band and crosses: the null arm)")
     for axis in (above, below):
-        axis.set_xticks(list(at), [each.cell.replace(", ", "\n") for each in verdicts])
+        axis.set_xlim(-0.5, len(verdicts) - 0.5)
+        axis.set_xticks(list(at), [re.sub(", |: ", "\n", each.cell) for each in verdicts])
     above.legend()
     write_figure(figure, path)

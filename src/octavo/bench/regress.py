@@ -20,7 +20,7 @@ from octavo.bench.serving_figures import RoundFigures
 from octavo.bench.stamp import environment_stamp
 from octavo.errors import EngineFault, InvalidRequest
 
-THEN, NOW, THEN_AGAIN = "saved commit", "now", "saved commit again"
+THEN, NOW, AGAIN = "saved commit", "now", "saved commit again"
 
 
 def first_tokens_ps(figures: RoundFigures) -> float:
@@ -40,8 +40,8 @@ def regress_arms(
     model: Path, flags: tuple[str, ...], load: ServedLoad, rounds: int, old: Mapping[str, str] | None = None
 ) -> PairedRun:
     """The same server by two codes; `old` is the environment under which the saved commit's is imported."""
-    arms = (serving_arm(name, model, flags, env) for name, env in ((THEN, old), (NOW, None), (THEN_AGAIN, old)))
-    return PairedRun(load, rounds, *arms)
+    then, now, again = (serving_arm(name, model, flags, env) for name, env in ((THEN, old), (NOW, None), (AGAIN, old)))
+    return PairedRun(load, rounds, then, now, again)
 
 
 def save_protocol(
