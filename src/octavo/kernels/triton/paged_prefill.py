@@ -50,6 +50,7 @@ class PagedPrefill:
         assert refusal is None, refusal
         self.spec = spec
         self._shared, self._staging = staging, staging or StepStaging(device)
+        self._fast = device.type == "cuda" and torch.version.cuda is not None
         self._dependent = dependent_launch(device)
         self._tile = tile or best_tile(max(spec.k_dim, spec.v_dim), spec.bits)
         self._tiles = torch.zeros(0, TILE_FIELDS, dtype=torch.int32, device=device)
@@ -106,7 +107,7 @@ class PagedPrefill:
             HAS_WINDOW=spec.window is not None,
             HAS_GAPS=self._gaps,
             HAS_SINKS=sinks is not None,
-            FAST=self._device.type == "cuda" and torch.version.cuda is not None,
+            FAST=self._fast,
             PRECISE_END=_precise_end(spec),
             DEPENDENT=self._dependent,
             STAGES=tile.num_stages,
