@@ -67,7 +67,7 @@ class GraphRunner:
         device: torch.device,
         recorder: Recorder | None,
     ) -> None:
-        self.counts: Counter[str] = Counter()  # steps, by how they were run or why by another way
+        self.counts: Counter[str] = Counter()  # steps that were replayed, others by the reason; and graphs recorded
         self._model = model
         self._cache = cache
         self._vocab_size = vocab_size
@@ -115,29 +115,36 @@ class GraphRunner:
         return DecodedStep(None, self._logits[:num_rows])
 
     def _launch(self, work: Callable[[], None], kind: object | None) -> None:
-        """Run `work`: from a graph, if one of its kind was recorded, or is to be."""
-        replay = self._replays.get(kind)
+        """Run `work`: from a graph, if one of its `kind` was recorded or is to be. None is never of a kind."""
+        replay = self._replays.get(kind) or self._record(work, kind)
         if replay is not None:
             self.counts[REPLAYED] += 1
             replay()
             return
-        if self._recorder is None or kind not in self._used:
+        work()
+
+    def _record(self, work: Callable[[], None], kind: object | None) -> Callable[[], None] | None:
+        """What replays `work` from now on; None, with the reason counted, if it has to be launched itself."""
+        if self._recorder is None:
+            self.counts["graphs are off"] += 1
+            return None
+        if kind is None:
+            self.counts["values that had no room"] += 1
+            return None
+        if kind not in self._used:
             # Kernels are compiled, tables computed and libraries started by the first one of a kind.
-            self.counts[FIRST_USE if self._recorder is not None else "graphs are off"] += 1
-            if kind is not None:
-                self._used.add(kind)
-            work()
-            return
+            self._used.add(kind)
+            self.counts[FIRST_USE] += 1
+            return None
         try:
-            replay = self._recorder.record(work)
+            replay = self._replays[kind] = self._recorder.record(work)
         except RuntimeError as error:
             logger.warning("decode steps cannot be recorded as graphs (%s); they are launched one by one", error)
             self._recorder = None
-            work()
-            return
+            self.counts["recording failed"] += 1
+            return None
         self.counts[RECORDED] += 1
-        self._replays[kind] = replay
-        replay()
+        return replay
 
     def _step(self, size: int, given: Tensor, sources: Tensor, positions: Tensor, *, greedy: bool) -> None:
         """All of a step on the device. Allocates from the graph's own memory, and leaves its results in ours."""
