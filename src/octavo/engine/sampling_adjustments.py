@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from octavo.engine.sampling_workspace import to_device
 from octavo.sampling_params import SamplingParams
 
 Ids = npt.NDArray[np.int64]
@@ -46,9 +47,9 @@ def adjust(logits: Tensor, rows: Sequence[HistoryRow]) -> Tensor:
     if not chosen:
         return logits
     ids, effects = zip(*(_row_effects(rows[index], logits.shape[1]) for index in chosen), strict=True)
-    row_index = torch.from_numpy(np.repeat(chosen, [len(row_ids) for row_ids in ids])).to(logits.device)
-    token_index = torch.from_numpy(np.concatenate(ids)).to(logits.device)
-    bias, repetition, deduction = torch.from_numpy(np.concatenate(effects, axis=1)).to(logits.device)
+    row_index = to_device(torch.from_numpy(np.repeat(chosen, [len(row_ids) for row_ids in ids])), logits.device)
+    token_index = to_device(torch.from_numpy(np.concatenate(ids)), logits.device)
+    bias, repetition, deduction = to_device(torch.from_numpy(np.concatenate(effects, axis=1)), logits.device)
 
     values = logits[row_index, token_index] + bias
     values = torch.where(values > 0, values / repetition, values * repetition) - deduction

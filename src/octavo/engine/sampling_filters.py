@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from octavo.engine.sampling_workspace import Workspace
+from octavo.engine.sampling_workspace import Workspace, to_device
 from octavo.sampling_params import SamplingParams
 
 WEIGHT_BITS = 40  # a row's best token weighs 2^40; int64 then holds the sum of 2^22 tokens
@@ -23,7 +23,12 @@ _SHORTLIST_TOP_K = 4096
 
 def filters(params: SamplingParams, vocab_size: int) -> bool:
     """Whether any filter can remove a token."""
-    return params.min_p > 0.0 or params.top_p < 1.0 or 0 < params.top_k < vocab_size
+    return params.min_p > 0.0 or ranks(params, vocab_size)
+
+
+def ranks(params: SamplingParams, vocab_size: int) -> bool:
+    """Whether a filter goes by tokens' ranks, not by each one's own logit."""
+    return params.top_p < 1.0 or 0 < params.top_k < vocab_size
 
 
 def fixed_point_weights(z: Tensor, workspace: Workspace) -> Tensor:
@@ -97,7 +102,7 @@ def _ids_above(z: Tensor, floor: float) -> Tensor:
 
 
 def _column(values: Sequence[float], dtype: torch.dtype, like: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=dtype, device=like.device)[:, None]
+    return to_device(torch.tensor(values, dtype=dtype), like.device)[:, None]
 
 
 def _best_run(depth: Tensor, weights: Tensor, target: Tensor) -> Tensor:

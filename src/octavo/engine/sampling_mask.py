@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from octavo.engine.sampling_workspace import Workspace
+from octavo.engine.sampling_workspace import Workspace, to_device
 
 _FEW = 8  # one in so many: then it is less work to look at those alone
 
@@ -47,11 +47,11 @@ class MaskTable:
         if masks is None:
             return logits
         vocab_size = logits.shape[1]
-        data = torch.from_numpy(masks.bits.view(np.uint8)).to(self._device)  # [rows, bytes]
+        data = to_device(torch.from_numpy(masks.bits.view(np.uint8)), self._device)  # [rows, bytes]
         added = self._workspace.take("mask", len(data), 8 * data.shape[1], torch.float32)
         torch.index_select(self._of_byte, 0, data.flatten().int(), out=added.view(-1, 8))
         if len(data) == len(logits):
             return added[:, :vocab_size].add_(logits)
         masked = self._workspace.take("masked", len(logits), vocab_size, torch.float32).copy_(logits)
-        rows = torch.tensor(masks.rows, device=self._device)
+        rows = to_device(torch.tensor(masks.rows), self._device)
         return masked.index_add_(0, rows, added[:, :vocab_size])

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from octavo.engine.sampling_workspace import Workspace
+from octavo.engine.sampling_workspace import Workspace, to_device
 
 RANDOM_BITS = 53
 _MASK = 2**64 - 1
@@ -48,6 +48,11 @@ class TokenNoise:
         self._workspace = workspace
         self._token_hash = torch.from_numpy(_token_hashes(vocab_size)).to(workspace.device)  # [V] int64
 
+    @property
+    def hashes(self) -> Tensor:
+        """int64 [V]: of each token id."""
+        return self._token_hash
+
     def bits(self, keys: Sequence[int], token_ids: Tensor | None = None) -> Tensor:
         """`[len(keys), V]` int64, or `[len(keys), len(token_ids)]`, each uniform over `range(2**53)`.
 
@@ -55,7 +60,7 @@ class TokenNoise:
         The result is scratch: valid until the next call.
         """
         hashes = self._token_hash if token_ids is None else self._token_hash[token_ids]
-        signed = torch.from_numpy(np.array(keys, dtype=np.uint64).view(np.int64)).to(hashes.device)
+        signed = to_device(torch.from_numpy(np.array(keys, dtype=np.uint64).view(np.int64)), hashes.device)
         x = self._workspace.take("random", len(keys), len(hashes), torch.int64)
         high = self._workspace.take("random high", len(keys), len(hashes), torch.int64)
         torch.bitwise_xor(hashes, signed[:, None], out=x).mul_(_signed(_MULTIPLIERS[0]))

@@ -21,3 +21,8 @@ class Workspace:
             buffer = torch.empty(size, dtype=dtype, device=self.device)
             self._buffers[name, dtype] = buffer
         return buffer[:size].view(rows, columns)
+
+
+def to_device(values: Tensor, device: torch.device) -> Tensor:
+    """A CPU tensor on its way to the device, without waiting for what the device still does."""
+    return values.to(device) if device.type == "cpu" else values.pin_memory().to(device, non_blocking=True)
