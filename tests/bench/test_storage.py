@@ -108,6 +108,8 @@ def test_a_null_arm_that_differs_as_much_leaves_the_flag_with_paged() -> None:
     run, _ = measured(slow_arms("paged"))
     assert run.winner is StorageKind.PAGED
     assert {each.delta for each in run.verdicts} == {each.null_spread for each in run.verdicts} != {0.0}
+    warning = f"The machine was unsteady: only large differences could be told apart in {'; '.join(CELLS)}."
+    assert warning in list(document_lines(run))
 
 
 def test_raw_data_hold_every_cell_of_every_arm_and_what_the_decision_was_made_from() -> None:
@@ -131,6 +133,7 @@ def test_the_document_has_machine_command_table_and_entry() -> None:
     for cell in CELLS:
         assert f"| {cell} | 5 | " in text
     assert text.endswith(f"    {run.entry}")
+    assert "unsteady" not in text
 
 
 @pytest.mark.parametrize("dead", ["paged", "dense", "paged again"])

@@ -79,6 +79,8 @@ def bench_decode(
 ) -> DecodeBench:
     """Run `octavo generate` in fresh processes, as a person would: one token, then many, then a long prompt.
 
+    One more before them is not counted.
+
     llama.cpp runs in turn with it, on the same token ids and threads, where the `xllamacpp` package is installed.
     With `profiles` one more process, which is not timed, writes a profile of its first steps.
     """
@@ -86,6 +88,7 @@ def bench_decode(
     first, decode, prefill, peak = [], [], [], []
     peer_runs: list[PeerSpeed] = []
     long_prompt = " ".join(["word"] * prompt_tokens)
+    _generate(model, [*flags, "-n", "1"], _PROMPT)  # compiles kernels if need be, and brings the files into memory
     for run in range(repeats):
         on_run(run)
         started = time.perf_counter()

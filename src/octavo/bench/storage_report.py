@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from octavo.bench.stamp import machine_line, versions_line
 if TYPE_CHECKING:
     from octavo.bench.storage import StorageRun
 
+UNSTEADY = math.log(1.2)  # a null spread above it says more of the machine than of the storage
 _ARMS = ("paged", "dense")
 
 
@@ -44,6 +46,9 @@ def document_lines(run: StorageRun) -> Iterator[str]:
         yield f"Routes, {name}: " + ", ".join(f"{route} {count:,}" for route, count in sorted(counts.items())) + "."
     busiest = max((each.figures.client_cpu_s / each.figures.wall_s for each in run.paired.cells), default=0.0)
     busy = "; figures may be its own" if busiest > BUSY_CLIENT else ""
+    unsteady = [each.cell for each in run.verdicts if each.null_spread > UNSTEADY]
+    if unsteady:
+        yield f"The machine was unsteady: only large differences could be told apart in {'; '.join(unsteady)}."
     yield f"The measuring process took {busiest:.0%} of one CPU at most{busy}."
     yield ""
     if run.entry is None:
