@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from octavo.environment import have_threads_wait
 from octavo.errors import CapacityError, EngineFault, InvalidRequest, LoadError, OctavoError
 from octavo.grammar_spec import GrammarSpec
 from octavo.outputs import Completion, EmbeddingOutput, RequestOutput
@@ -30,6 +31,9 @@ __all__ = [
     "SamplingParams",
     "__version__",
 ]
+
+
+have_threads_wait()
 
 
 def __getattr__(name: str) -> Any:

@@ -10,6 +10,17 @@ from pathlib import Path
 _KEPT = ("OCTAVO_MODELS", "OCTAVO_CPU_KERNELS", "OCTAVO_PAGED_ATTENTION_NATIVE", "OCTAVO_SDPA_DETERMINISTIC")
 
 
+def have_threads_wait() -> None:
+    """Have idle threads of OpenMP spin for about 0.1 ms and then wait, unless the environment says how. Works until
+    torch is loaded.
+
+    GNU's, which torch brings, otherwise spin for milliseconds at the end of every parallel region, and so keep a core
+    from the very thread that they wait for. Beside other work, loading a model then takes ten times as long.
+    """
+    if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+
+
 def child_environment() -> dict[str, str]:
     """This process's environment without the variables that would set flags of `octavo`."""
     return {name: value for name, value in os.environ.items() if not name.startswith("OCTAVO_") or name in _KEPT}
