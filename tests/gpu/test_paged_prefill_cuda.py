@@ -32,6 +32,9 @@ def test_every_pairing_of_codecs_equals_the_oracle_and_has_the_same_bits_in_chun
     out = case.prefill(None)
     assert (out.double() - case.expected()).abs().max() < 5e-4
     assert torch.equal(case.prefill(None, parts=4), out)
+    merged = case.prefill(None, part=256, poison=True)
+    assert (merged.double() - case.expected()).abs().max() < 5e-4
+    assert torch.equal(case.prefill(None, parts=4, part=256, poison=True), merged)
 
 
 @pytest.mark.parametrize("group", [1, 5, 7, 8])

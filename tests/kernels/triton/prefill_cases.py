@@ -29,14 +29,22 @@ class PrefillCase(DecodeCase):
             gap = {"keep": np.full(len(counts), self.keep), "skip": np.full(len(counts), self.skip)}
         return [PrefillRows(first + a, b - a, start + a, self.rows.table_begin, **gap) for a, b in pairwise(edges)]
 
-    def prefill(self, tile: PrefillTile | None = SMALL, parts: int = 1) -> torch.Tensor:
-        """[T, Hq, D] as the kernel gives it, into an output that was poisoned."""
+    def prefill(
+        self, tile: PrefillTile | None = SMALL, parts: int = 1, part: int = 8192, poison: bool = False
+    ) -> torch.Tensor:
+        """[T, Hq, D] as the kernels give it, into an output that was poisoned, of chunks in `parts` parts.
+
+        `part` is of columns. `poison` what is merged before it is written, too.
+        """
         device = torch.device(self.device)
-        kernel = PagedPrefill(self.spec, device, tile=tile)
+        kernel = PagedPrefill(self.spec, device, tile=tile, part=part)
         out = torch.full(self.q.shape, float("nan"), dtype=self.out_dtype, device=device)
         sinks = None if self.sink_logits is None else self.sink_logits.to(device)
         k, v = (StoredRows.of(store.planes()) for store in self.store)
         for rows in self.chunks(parts):
             kernel.plan(rows)
+            if poison:
+                kernel._partial.fill_(float("nan"))
+                kernel._lse.fill_(float("nan"))
             kernel.run(self.q.to(device), k, v, self.table.to(device), out, sinks)
         return out.cpu()

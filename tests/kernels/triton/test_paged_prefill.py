@@ -103,15 +103,27 @@ def test_corrupt_block_ids_hide_their_columns_and_read_nothing(bad, precision):
     assert not case.prefill()[:8].any()
 
 
+@pytest.mark.parametrize("settings", [{}, {"window": 40}, {"sinks": True}, {"keep": 5, "skip": 21}], ids=str)
+def test_parts_of_long_rows_are_merged_and_what_was_there_before_is_not(settings, precision):
+    case = make(lengths=[100, 70], queries=[45, 9], hq=3, hkv=1, dim=48, **settings)
+    assert error(case, part=32, poison=True) < 2 * TOLERANCE
+
+
+def test_a_sequence_that_sees_nothing_in_any_part_gets_zeros():
+    case = make(lengths=[64], queries=[16], dim=32, sinks=True)
+    case.table[:4] = -1
+    assert not case.prefill(part=16, poison=True).any()
+
+
 @pytest.mark.parametrize("settings", [{}, {"window": 20, "sinks": True}, {"k_codec": "q8_0", "v_codec": "q4_0"}])
 def test_a_row_has_the_same_bits_however_its_prompt_is_cut(settings, monkeypatch):
     monkeypatch.setattr(paged_prefill, "_PRECISE_END", 32)
     monkeypatch.setattr(paged_prefill, "_PRECISE_END_QUANTISED", 32)
     case = make(lengths=[85, 13], queries=[85, 13], hq=3, hkv=1, dim=32, **settings)
-    whole = case.prefill()
+    whole = case.prefill(part=48)
     assert not whole.isnan().any()
     for parts in (2, 3, 7):
-        assert torch.equal(case.prefill(parts=parts), whole)
+        assert torch.equal(case.prefill(parts=parts, part=48), whole)
 
 
 def test_half_precision_queries_and_outputs_lose_half_a_unit_in_the_last_place():

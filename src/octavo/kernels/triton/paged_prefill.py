@@ -13,7 +13,8 @@ from torch import Tensor
 from octavo.kernels.step_staging import StepStaging
 from octavo.kernels.triton.launch import dependent_launch
 from octavo.kernels.triton.paged_decode import DecodeSpec, StoredRows
-from octavo.kernels.triton.prefill_plan import TILE_FIELDS, PrefillRows, build_tiles
+from octavo.kernels.triton.prefill_merge import prefill_merge
+from octavo.kernels.triton.prefill_plan import MERGE_FIELDS, PART_FIELDS, PrefillRows, build_work
 from octavo.kernels.triton.prefill_tiles import prefill_tiles
 
 _CODECS = {"f32": 0, "f16": 0, "bf16": 0, "q8_0": 1, "q4_0": 2}
@@ -23,6 +24,10 @@ _PRECISE_END = 256
 _PRECISE_END_QUANTISED = 512
 _PRECISE_END_BF16 = 2048
 _EVERYWHERE = 2**31 - 1
+
+# Columns that one program attends over at most: cut at absolute multiples, so that chunks change nothing.
+_PART = 8192
+_MERGED = 2048  # elements that a program merges
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +49,23 @@ class PagedPrefill:
         device: torch.device,
         staging: StepStaging | None = None,
         tile: PrefillTile | None = None,
+        part: int = _PART,
     ) -> None:
-        """`staging` is what the caller sends between `plan` and `run`; without one, `plan` sends its own."""
+        """`staging` is what the caller sends between `plan` and `run`; without one, `plan` sends its own.
+
+        `part` is a multiple of the tile's columns.
+        """
         refusal = spec.refusal()
         assert refusal is None, refusal
         self.spec = spec
         self._shared, self._staging = staging, staging or StepStaging(device)
+        self._part = part
         self._fast = device.type == "cuda" and torch.version.cuda is not None
         self._dependent = dependent_launch(device)
         self._tile = tile or best_tile(max(spec.k_dim, spec.v_dim), spec.bits)
-        self._tiles = torch.zeros(0, TILE_FIELDS, dtype=torch.int32, device=device)
+        self._parts = torch.zeros(0, PART_FIELDS, dtype=torch.int32, device=device)
+        self._merges = torch.zeros(0, MERGE_FIELDS, dtype=torch.int32, device=device)
+        self._partial = self._lse = torch.zeros(1, dtype=torch.float32, device=device)
         self._gaps = False
 
     @property
@@ -62,14 +74,19 @@ class PagedPrefill:
         return self._tile.block_m // self.spec.group
 
     def plan(self, rows: PrefillRows) -> None:
-        """Cut a step's chunks into query tiles and hand them to the device, in stream order, without waiting for it."""
-        tiles = build_tiles(rows, self.tokens, self.spec.window)
+        """Cut a step's chunks into work and hand it to the device, in stream order, without waiting for it."""
+        work = build_work(rows, self.tokens, self.spec.window, self._part)
         if self._shared is None:
             self._staging.begin()
-        self._tiles = self._staging.put(tiles.ravel()).view(-1, TILE_FIELDS)
+        self._parts = self._staging.put(work.parts.ravel()).view(-1, PART_FIELDS)
+        self._merges = self._staging.put(work.merges.ravel()).view(-1, MERGE_FIELDS)
         if self._shared is None:
             self._staging.send()
         self._gaps = rows.has_gaps
+        partials = work.num_slots * self.tokens * self.spec.num_q_heads
+        if partials > len(self._lse):
+            self._lse = torch.empty(partials, dtype=torch.float32, device=self._lse.device)
+            self._partial = torch.empty(partials * self.spec.v_dim, dtype=torch.float32, device=self._lse.device)
 
     def run(
         self, q: Tensor, k: StoredRows, v: StoredRows, table: Tensor, out: Tensor, sinks: Tensor | None = None
@@ -79,17 +96,19 @@ class PagedPrefill:
         K and V of the chunks are stored already. Rows of no chunk are left alone. Waits for nothing, allocates nothing.
         """
         spec, tile = self.spec, self._tile
-        if not len(self._tiles):
+        if not len(self._parts):
             return
-        prefill_tiles[(len(self._tiles), spec.num_kv_heads)](
+        prefill_tiles[(len(self._parts), spec.num_kv_heads)](
             q,
             out,
+            self._partial,
+            self._lse,
             k.data,
             v.data,
             k.data if k.scales is None else k.scales,
             v.data if v.scales is None else v.scales,
             table,
-            self._tiles,
+            self._parts,
             q if sinks is None else sinks,
             spec.scale * math.log2(math.e),
             spec.window or 0,
@@ -107,6 +126,7 @@ class PagedPrefill:
             HAS_WINDOW=spec.window is not None,
             HAS_GAPS=self._gaps,
             HAS_SINKS=sinks is not None,
+            TOKENS=self.tokens,
             FAST=self._fast,
             PRECISE_END=_precise_end(spec),
             DEPENDENT=self._dependent,
@@ -115,6 +135,26 @@ class PagedPrefill:
             num_stages=tile.num_stages,
             **({"launch_pdl": True} if self._dependent else {}),
         )
+
+        if len(self._merges):
+            block_d = 1 << (spec.v_dim - 1).bit_length()
+            block_t = max(1, _MERGED // block_d)
+            prefill_merge[(len(self._merges), spec.num_q_heads, -(-self.tokens // block_t))](
+                out,
+                self._partial,
+                self._lse,
+                self._merges,
+                self._lse if sinks is None else sinks,
+                HQ=spec.num_q_heads,
+                TOKENS=self.tokens,
+                DV=spec.v_dim,
+                BLOCK_T=block_t,
+                BLOCK_D=block_d,
+                HAS_SINKS=sinks is not None,
+                DEPENDENT=self._dependent,
+                num_warps=4,
+                **({"launch_pdl": True} if self._dependent else {}),
+            )
 
 
 def best_tile(dim: int, bits: int) -> PrefillTile:

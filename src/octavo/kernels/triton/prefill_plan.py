@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from octavo.kernels.triton.decode_plan import Ints, first_visible
 
-TILE_FIELDS = 8
+PART_FIELDS, MERGE_FIELDS = 10, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,27 @@ class PrefillRows:
         return self.skip is not None and bool(self.skip.any())
 
 
-def build_tiles(rows: PrefillRows, tokens: int, window: int | None) -> NDArray[np.int32]:
-    """Query tiles [N, 8] int32 of at most `tokens` tokens, cut at absolute multiples; those that see most come first.
+@dataclass(frozen=True, slots=True)
+class PrefillWork:
+    """What the kernels read: `parts` [N, 10] and `merges` [M, 4], int32.
 
-        first query row, tokens, column of the first, table offset, first visible column, keep, skip, whole tile's end
+    part     first query row, tokens, column of the first, table offset, first column, end column, partial slot or -1,
+             keep, skip, where the columns of the tile would end if the chunk held all of its tokens
+    merge    first query row, tokens, first slot, slots
+    """
 
-    The last field is where the columns of the tile would end if the chunk held all of its tokens.
+    parts: NDArray[np.int32]
+    merges: NDArray[np.int32]
+
+    @property
+    def num_slots(self) -> int:
+        return int(self.merges[:, 3].sum())
+
+
+def build_work(rows: PrefillRows, tokens: int, window: int | None, part: int) -> PrefillWork:
+    """Query tiles of at most `tokens` tokens, over parts of at most `part` columns: both cut at absolute multiples.
+
+    A tile that sees columns of several parts is merged. Those parts that see most come first.
     """
     stop = rows.start + rows.num_tokens
     first_tile = rows.start // tokens
@@ -52,15 +67,29 @@ def build_tiles(rows: PrefillRows, tokens: int, window: int | None) -> NDArray[n
     if keep is not None:
         gap = np.where(begin >= keep, gap, 0)
     columns = begin + gap
-    tiles = np.zeros((len(tile), TILE_FIELDS), dtype=np.int32)
-    tiles[:, 0] = rows.first_query[sequence] + begin - rows.start[sequence]
-    tiles[:, 1] = end - begin
-    tiles[:, 2] = columns
-    tiles[:, 3] = rows.table_begin[sequence]
-    tiles[:, 4] = first_visible(columns + 1, window, keep, None if skip is None else gap)
-    tiles[:, 5] = 0 if keep is None else keep
-    tiles[:, 6] = gap
-    tiles[:, 7] = (tile + 1) * tokens + gap
-    order = np.argsort(-(tiles[:, 2] + tiles[:, 1] - tiles[:, 4]), kind="stable")
-    ordered: NDArray[np.int32] = tiles[order]
-    return ordered
+    seen = first_visible(columns + 1, window, keep, None if skip is None else gap)
+    stop_column = columns + end - begin
+    # As if the chunk held all tokens of the tile: whether results are merged must not depend on where chunks end.
+    limit = (tile + 1) * tokens + gap
+    first_part = first_visible(tile * tokens + gap + 1, window, keep, None if skip is None else gap) // part
+    parts = -(-limit // part) - first_part
+    of = np.repeat(np.arange(len(tile)), parts)
+    place = np.arange(int(parts.sum())) - np.repeat(np.cumsum(parts) - parts, parts)
+    slots = np.where(parts > 1, parts, 0)
+    first_slot = np.cumsum(slots) - slots
+    at = (first_part[of] + place) * part
+    work = np.zeros((len(of), PART_FIELDS), dtype=np.int32)
+    first_query = rows.first_query[sequence] + begin - rows.start[sequence]
+    work[:, 0] = first_query[of]
+    work[:, 1] = (end - begin)[of]
+    work[:, 2] = columns[of]
+    work[:, 3] = rows.table_begin[sequence][of]
+    work[:, 4] = np.maximum(at, seen[of])
+    work[:, 5] = np.minimum(at + part, stop_column[of])
+    work[:, 6] = np.where(parts[of] > 1, first_slot[of] + place, -1)
+    work[:, 7] = 0 if keep is None else keep[of]
+    work[:, 8] = gap[of]
+    work[:, 9] = limit[of]
+    order = np.argsort(work[:, 4] - work[:, 5], kind="stable")
+    merges = np.stack((first_query, end - begin, first_slot, slots), axis=1).astype(np.int32)
+    return PrefillWork(work[order], merges[parts > 1])

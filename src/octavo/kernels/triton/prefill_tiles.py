@@ -24,6 +24,8 @@ from octavo.kernels.triton.prefill_operands import (
 def prefill_tiles(
     q_ptr,
     out_ptr,
+    partial_ptr,
+    lse_ptr,
     k_ptr,
     v_ptr,
     k_scale_ptr,
@@ -47,47 +49,50 @@ def prefill_tiles(
     HAS_WINDOW: tl.constexpr,
     HAS_GAPS: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    TOKENS: tl.constexpr,
     FAST: tl.constexpr,
     PRECISE_END: tl.constexpr,
     DEPENDENT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Grid (query tiles, HKV). A tile is 8 int32, see `prefill_plan.py`:
+    """Grid (parts of query tiles, HKV). A part is 10 int32, see `prefill_plan.py`:
 
-        first query row, tokens, column of the first, table offset, first visible column, keep, skip, whole tile's end
+        first query row, tokens, column of the first, table offset, first column, end column, partial slot or -1, keep,
+        skip, whole tile's end
 
+    A partial result is normalised, with its log-sum-exp in base 2; slot -1 is one that is whole, and goes to `out`.
     Tiles that end up to column PRECISE_END multiply in two halves what rounding to 16 bits would lose.
     """
-    item_ptr = items_ptr + tl.program_id(0) * 8
+    item_ptr = items_ptr + tl.program_id(0) * 10
     if DEPENDENT:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     num_tokens = tl.load(item_ptr + 1)
     if num_tokens == 0:
         return
-    if tl.load(item_ptr + 7) <= PRECISE_END:
+    if tl.load(item_ptr + 9) <= PRECISE_END:
         attend_tile(
-            q_ptr, out_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, item_ptr, sinks_ptr, scale_log2, window,
-            num_blocks, q_stride, HQ, HKV, DK, DV, BLOCK_SIZE, BLOCK_M, BLOCK_N, K_CODEC, V_CODEC, HAS_WINDOW, HAS_GAPS,
-            HAS_SINKS, FAST, True, 2,
+            q_ptr, out_ptr, partial_ptr, lse_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, item_ptr,
+            sinks_ptr, scale_log2, window, num_blocks, q_stride, HQ, HKV, DK, DV, BLOCK_SIZE, BLOCK_M, BLOCK_N, K_CODEC,
+            V_CODEC, HAS_WINDOW, HAS_GAPS, HAS_SINKS, TOKENS, FAST, True, 2,
         )  # fmt: skip
     else:
         attend_tile(
-            q_ptr, out_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, item_ptr, sinks_ptr, scale_log2, window,
-            num_blocks, q_stride, HQ, HKV, DK, DV, BLOCK_SIZE, BLOCK_M, BLOCK_N, K_CODEC, V_CODEC, HAS_WINDOW, HAS_GAPS,
-            HAS_SINKS, FAST, False, STAGES,
+            q_ptr, out_ptr, partial_ptr, lse_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, item_ptr,
+            sinks_ptr, scale_log2, window, num_blocks, q_stride, HQ, HKV, DK, DV, BLOCK_SIZE, BLOCK_M, BLOCK_N, K_CODEC,
+            V_CODEC, HAS_WINDOW, HAS_GAPS, HAS_SINKS, TOKENS, FAST, False, STAGES,
         )  # fmt: skip
 
 
 @triton.jit
 def attend_tile(
-    q_ptr, out_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, item_ptr, sinks_ptr, scale_log2, window,
-    num_blocks, q_stride, HQ: tl.constexpr, HKV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
+    q_ptr, out_ptr, partial_ptr, lse_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, item_ptr, sinks_ptr,
+    scale_log2, window, num_blocks, q_stride, HQ: tl.constexpr, HKV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, K_CODEC: tl.constexpr,
     V_CODEC: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_GAPS: tl.constexpr, HAS_SINKS: tl.constexpr,
-    FAST: tl.constexpr, PRECISE: tl.constexpr, STAGES: tl.constexpr,
+    TOKENS: tl.constexpr, FAST: tl.constexpr, PRECISE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One tile.
+    """One part of a tile.
 
         columns   begin .......... | ............... | first ... end
                   window and gap:    seen by every     causal:
@@ -100,12 +105,13 @@ def attend_tile(
     first = tl.load(item_ptr + 2)
     table_ptr += tl.load(item_ptr + 3)
     begin = tl.load(item_ptr + 4)
+    end = tl.load(item_ptr + 5)
+    slot = tl.load(item_ptr + 6)
     keep = 0
     skip = 0
     if HAS_GAPS:
-        keep = tl.load(item_ptr + 5)
-        skip = tl.load(item_ptr + 6)
-    end = first + num_tokens
+        keep = tl.load(item_ptr + 7)
+        skip = tl.load(item_ptr + 8)
     head = tl.program_id(1)
     GROUP: tl.constexpr = HQ // HKV
     # Row m of the tile is query head m % GROUP of this K/V head, in token m // GROUP.
@@ -123,7 +129,7 @@ def attend_tile(
     if not PRECISE:
         clear = start
         if HAS_WINDOW:
-            clear = tl.maximum(clear, end - window)
+            clear = tl.maximum(clear, first + num_tokens - window)
         if HAS_GAPS:
             clear = tl.maximum(clear, tl.where(skip > 0, keep + skip, 0))
         if HAS_WINDOW or HAS_GAPS:
@@ -133,7 +139,7 @@ def attend_tile(
                 keep, skip, window, scale_log2, num_blocks, head, HKV, DK, DV, BLOCK_SIZE, BLOCK_N, K_CODEC, V_CODEC,
                 HAS_WINDOW, HAS_GAPS, FAST, True, PRECISE, STAGES,
             )  # fmt: skip
-        diagonal = tl.maximum((first + 1) // BLOCK_N * BLOCK_N, clear)
+        diagonal = tl.maximum(tl.minimum((first + 1) // BLOCK_N * BLOCK_N, end), clear)
         if not all_blocks_exist(table_ptr, begin, end, num_blocks, BLOCK_SIZE):
             diagonal = clear
         acc, top, total = walk(
@@ -148,14 +154,21 @@ def attend_tile(
         FAST, True, PRECISE, STAGES,
     )  # fmt: skip
 
-    if HAS_SINKS:
-        sink = tl.load(sinks_ptr + q_head, mask=real, other=0.0) * 1.4426950408889634
-        higher = tl.maximum(top, sink)
-        fade = tl.exp2(top - higher)
-        share = tl.where(total == 0, 0.0, fade / (total * fade + tl.exp2(sink - higher)))
+    row = (q0 + t).to(tl.int64) * HQ + q_head
+    if slot < 0:
+        if HAS_SINKS:
+            sink = tl.load(sinks_ptr + q_head, mask=real, other=0.0) * 1.4426950408889634
+            higher = tl.maximum(top, sink)
+            fade = tl.exp2(top - higher)
+            share = tl.where(total == 0, 0.0, fade / (total * fade + tl.exp2(sink - higher)))
+        else:
+            share = 1.0 / tl.where(total == 0, 1.0, total)
+        store_sums(out_ptr + row * DV, acc, share, real, DV, V_CODEC)
     else:
-        share = 1.0 / tl.where(total == 0, 1.0, total)
-    store_sums(out_ptr + ((q0 + t).to(tl.int64) * HQ + q_head) * DV, acc, share, real, DV, V_CODEC)
+        row = (slot.to(tl.int64) * TOKENS + t) * HQ + q_head
+        norm = tl.where(total == 0, 1.0, total)
+        store_sums(partial_ptr + row * DV, acc, 1.0 / norm, real, DV, V_CODEC)
+        tl.store(lse_ptr + row, tl.where(total == 0, float("-inf"), top + tl.log2(norm)), mask=real)
 
 
 @triton.jit
