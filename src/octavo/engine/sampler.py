@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from octavo.engine.read_back import HostTokens, ReadBack
 from octavo.engine.sampling_adjustments import adjust, needs_adjustment
-from octavo.engine.sampling_filters import filters, keep_mask, ranks, shortlist
+from octavo.engine.sampling_device import divisor_of, draw_settings
+from octavo.engine.sampling_filters import filters, keep_mask, shortlist
 from octavo.engine.sampling_logprobs import token_logprobs
 from octavo.engine.sampling_mask import MaskTable, TokenMasks
 from octavo.engine.sampling_random import TokenNoise, row_key
@@ -22,8 +21,6 @@ from octavo.kernels.draws import draw_tokens, served
 from octavo.kernels.greedy import greedy_tokens
 from octavo.outputs import TokenLogprobs
 from octavo.sampling_params import SamplingParams
-
-_SMALLEST_TEMPERATURE = torch.finfo(torch.float32).tiny  # what is smaller would become 0 in float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +99,9 @@ class Sampler:
         adjusted = adjust(self._masks.apply(logits, masks), rows)
         if self._device.type != "cpu" and all(row.params.greedy for row in rows):
             return self.drawn(greedy_tokens(adjusted), rows, logits)
-        if served(self._device) and not any(ranks(row.params, self._vocab_size) for row in rows):
-            return self.drawn(self._draw_whole(adjusted, rows), rows, logits)
+        if served(self._device, self._vocab_size):
+            settings = draw_settings(rows, self._vocab_size, self._device)
+            return self.drawn(draw_tokens(adjusted, self._noise.hashes, settings), rows, logits)
         best, token_ids = adjusted.max(dim=1)  # NaN wins over every number; the first of equals is taken
         sound = best.isfinite()
         for part in self._parts([i for i, row in enumerate(rows) if not row.params.greedy]):
@@ -171,26 +169,13 @@ class Sampler:
         winners = scores.max(dim=1).indices
         return winners if token_ids is None else token_ids[winners]
 
-    def _draw_whole(self, logits: Tensor, rows: Sequence[SamplerRow]) -> Tensor:
-        """Token ids `[R]` of rows that no filter ranks, by a kernel of our own; -1 for unsound ones."""
-        keys = np.array([row_key(row.seed, row.choice, row.position) for row in rows], dtype=np.uint64)
-        settings = [[_divisor(row.params), _floor(row.params)] for row in rows]
-        temperatures, floors = to_device(torch.tensor(settings).t().contiguous(), self._device)
-        return draw_tokens(
-            logits,
-            self._noise.hashes,
-            to_device(torch.from_numpy(keys.view(np.int64)), self._device),
-            temperatures,
-            floors,
-        )
-
     def _scaled(self, logits: Tensor, best: Tensor, rows: Sequence[SamplerRow]) -> Tensor:
         """`(logits - best) / temperature`: float32 `[R, V]`, 0 for the best token, less for the others. Scratch.
 
         Shifting before dividing keeps the top finite at tiny temperatures. An unsound row becomes zeros: what it draws
         is thrown away, but it must not upset integer sums and indices.
         """
-        temperatures = [_divisor(row.params) for row in rows]
+        temperatures = [divisor_of(row.params) for row in rows]
         divisor = to_device(torch.tensor(temperatures, dtype=torch.float32), logits.device)[:, None]
         z = self._workspace.take("z", len(rows), self._vocab_size, torch.float32)
         return torch.sub(logits, best, out=z).div_(divisor).masked_fill_(~best.isfinite(), 0.0)
@@ -224,16 +209,6 @@ class Sampler:
 def takes_the_best(row: SamplerRow) -> bool:
     """Whether a row gets the token of its largest logit as the model gives it, and nothing more is told of it."""
     return row.params.greedy and row.params.logprobs is None and not needs_adjustment(row.params)
-
-
-def _divisor(params: SamplingParams) -> float:
-    """The temperature as float32 can hold it; 0 where the best token is taken."""
-    return 0.0 if params.greedy else max(params.temperature, _SMALLEST_TEMPERATURE)
-
-
-def _floor(params: SamplingParams) -> float:
-    """Of scaled logits that min-p keeps."""
-    return math.log(params.min_p) if params.min_p > 0 else -math.inf
 
 
 def _take(tensor: Tensor, rows: list[int]) -> Tensor:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
 from octavo.engine.sampler import Sampler, SamplerRow
-from octavo.engine.sampling_random import TokenNoise, row_key
+from octavo.engine.sampling_device import draw_settings
+from octavo.engine.sampling_random import TokenNoise
 from octavo.engine.sampling_workspace import Workspace
 from octavo.kernels.draws import draw_tokens
 from octavo.sampling_params import SamplingParams
@@ -20,13 +20,9 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 VOCABULARY = 700
 
 
-def draw(logits, rows):
-    noise = TokenNoise(logits.shape[1], Workspace(DEVICE))
-    keys = np.array([row_key(row.seed, row.choice, row.position) for row in rows], dtype=np.uint64).view(np.int64)
-    temperatures = torch.tensor([row.params.temperature for row in rows])
-    floors = torch.tensor([math.log(row.params.min_p) if row.params.min_p else -math.inf for row in rows])
-    given = (torch.from_numpy(keys), temperatures, floors)
-    return draw_tokens(logits.to(DEVICE), noise.hashes, *(each.to(DEVICE) for each in given)).tolist()
+def draw(logits, rows, listed=64):
+    hashes = TokenNoise(logits.shape[1], Workspace(DEVICE)).hashes
+    return draw_tokens(logits.to(DEVICE), hashes, draw_settings(rows, logits.shape[1], DEVICE), listed).tolist()
 
 
 def row(position, **params):
@@ -39,15 +35,34 @@ def logits_of(rows, spread=3.0):
     return torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(0)) * spread
 
 
-@pytest.mark.parametrize(
-    "params", [{"temperature": 1.0}, {"temperature": 0.3}, {"temperature": 2.0, "min_p": 0.2}], ids=str
-)
+PARAMS = [
+    {"temperature": 1.0},
+    {"temperature": 0.3},
+    {"temperature": 2.0, "min_p": 0.2},
+    {"temperature": 1.0, "top_k": 7},
+    {"temperature": 2.0, "top_p": 0.5},
+    {"temperature": 1.5, "top_k": 40, "top_p": 0.9, "min_p": 0.01},
+    {"temperature": 0.0, "top_k": 3},
+]
+
+
+@pytest.mark.parametrize("params", PARAMS[:-1], ids=str)
 def test_rows_get_the_tokens_that_the_sampler_draws_on_a_cpu(params):
     rows = [row(position, **params) for position in range(24)]
     logits = logits_of(len(rows))
     drawn = draw(logits, rows)
     assert drawn == Sampler(VOCABULARY, "cpu").sample(logits, rows).token_ids
     assert len(set(drawn)) > 3
+
+
+@pytest.mark.parametrize("listed", [16, 256])
+@pytest.mark.parametrize("whole", [False, True], ids=["distinct", "ties"])
+def test_rows_of_all_kinds_are_drawn_together_whether_their_tokens_are_listed_or_not(listed, whole):
+    wide = [{"temperature": 1.0, "top_k": 300}, {"temperature": 3.0, "top_p": 0.99}]
+    rows = [row(position, **params) for position, params in enumerate(PARAMS + wide)]
+    logits = logits_of(len(rows))
+    logits = logits.round() if whole else logits
+    assert draw(logits, rows, listed) == Sampler(VOCABULARY, "cpu").sample(logits, rows).token_ids
 
 
 def test_temperature_zero_takes_the_best_and_the_first_of_equals():
@@ -76,9 +91,9 @@ def test_tokens_that_are_forbidden_are_never_drawn():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="torch sees no CUDA device")
-def test_a_draw_on_a_gpu_waits_for_nothing_and_equals_the_one_by_torch():
+def test_a_draw_on_a_gpu_waits_for_nothing_and_equals_the_one_on_a_cpu():
     vocabulary = 151_936
-    rows = [row(position, temperature=0.8, min_p=0.0 if position % 2 else 0.01) for position in range(32)]
+    rows = [row(position, **PARAMS[position % len(PARAMS)]) for position in range(32)]
     logits = torch.randn(32, vocabulary, generator=torch.Generator().manual_seed(1)) * 3
     sampler, there = Sampler(vocabulary, "cuda"), logits.cuda()
     sampler.draw(there, rows)

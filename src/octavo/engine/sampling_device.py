@@ -1,0 +1,59 @@
+"""What rows ask of the kernels that draw tokens on a device. Draws nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from octavo.engine.sampling_filters import ranks
+from octavo.engine.sampling_random import row_key
+from octavo.engine.sampling_workspace import to_device
+from octavo.kernels.draws import DrawSettings
+from octavo.sampling_params import SamplingParams
+
+_SMALLEST_TEMPERATURE = torch.finfo(torch.float32).tiny  # what is smaller would become 0 in float32
+
+
+class DrawnRow(Protocol):
+    """What a draw needs to know of a row."""
+
+    @property
+    def params(self) -> SamplingParams: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def choice(self) -> int: ...
+    @property
+    def position(self) -> int: ...
+
+
+def divisor_of(params: SamplingParams) -> float:
+    """The temperature as float32 can hold it; 0 where the best token is taken."""
+    return 0.0 if params.greedy else max(params.temperature, _SMALLEST_TEMPERATURE)
+
+
+def draw_settings(rows: Sequence[DrawnRow], vocab_size: int, device: torch.device) -> DrawSettings:
+    """The rows' settings, on their way to the device. One copy for each dtype that there is."""
+    keys = np.array([row_key(row.seed, row.choice, row.position) for row in rows], dtype=np.uint64).view(np.int64)
+    floats = [[divisor_of(row.params) for row in rows], [_floor(row.params) for row in rows]]
+    temperatures, floors = to_device(torch.tensor(floats, dtype=torch.float32), device)
+    on_device = to_device(torch.from_numpy(keys), device)
+    if not any(ranks(row.params, vocab_size) for row in rows if not row.params.greedy):
+        return DrawSettings(on_device, temperatures, floors)
+    limits = torch.tensor([_limit(row.params, vocab_size) for row in rows], dtype=torch.int32)
+    shares = torch.tensor([1.0 if row.params.greedy else row.params.top_p for row in rows], dtype=torch.float64)
+    return DrawSettings(on_device, temperatures, floors, to_device(limits, device), to_device(shares, device))
+
+
+def _floor(params: SamplingParams) -> float:
+    """Of scaled logits that min-p keeps."""
+    return math.log(params.min_p) if params.min_p > 0 else -math.inf
+
+
+def _limit(params: SamplingParams, vocab_size: int) -> int:
+    """Tokens that top-k keeps."""
+    return params.top_k if not params.greedy and 0 < params.top_k < vocab_size else vocab_size
