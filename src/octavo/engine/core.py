@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cached_property
 
 from octavo.cache.cache_pool import CachePool
@@ -357,34 +358,22 @@ class EngineCore:
         sampled = [next(tokens) if row.sample else None for row in step.batch.rows]
         self._scheduler.complete(step, sampled, launched.rings)
         now = time.perf_counter()
-        events = []
-        for state, token_id, found, error in zip(
+        told: list[tuple[LiveRequest, StepEvent]] = []
+        for state, token_id, found, unsound in zip(
             launched.sampled, result.token_ids, result.logprobs, result.errors, strict=True
         ):
-            request_id = state.request.request_id
-            live = self._live.get(request_id)
-            if live is None or live.state is not state:
-                continue  # it ended while its token was on its way
-            num_cached = live.untold_cached_tokens
-            if live.first_token is None:
-                live.first_token = now
-            error, fault = live.failure(error)
-            if error is not None:
-                delta, found = live.output.abort("error"), None
-            elif state.request.generates_nothing:
-                delta, found = live.output.abort("length"), None
-            else:
-                delta, error = live.take(token_id)
-                if error is not None:
-                    fault, found = "fault", None
-            scored = live.scores.entries if live.scores is not None and error is None else None
-            live.scores = None
-            embedding = live.pooled.vector if live.pooled is not None and error is None else None
-            times, snapshot = None if num_cached is None else live.times(), None
-            if delta.finish_reason is not None:
-                times = live.times(now)
-                if live.export and error is None and live.handle is not None:
-                    snapshot = self._export(state, live.handle)
-                self._pop(request_id, delta.finish_reason)
-            events.append(StepEvent(delta, found, times, error, fault, num_cached, scored, snapshot, embedding))
-        return events
+            live = self._live.get(state.request.request_id)
+            if live is not None and live.state is state:  # else it ended while its token was on its way
+                told.append((live, live.tell(token_id, found, unsound, now)))
+        return [self._finished(live, event, now) for live, event in told]
+
+    def _finished(self, live: LiveRequest, event: StepEvent, now: float) -> StepEvent:
+        """`event` of a request, which ends if that is its last, with what there is to tell of it then."""
+        reason = event.delta.finish_reason
+        if reason is None:
+            return event
+        snapshot = None
+        if live.export and event.error is None and live.handle is not None:
+            snapshot = self._export(live.state, live.handle)
+        self._pop(live.state.request.request_id, reason)
+        return replace(event, times=live.times(now), snapshot=snapshot)

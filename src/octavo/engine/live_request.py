@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from octavo.cache.sequence import SequenceHandle
-from octavo.engine.events import Fault, RequestTimes
+from octavo.engine.events import Fault, RequestTimes, StepEvent
 from octavo.engine.fault_text import cause_of
 from octavo.engine.model_runner import ModelRunner
 from octavo.engine.output_processor import OutputProcessor
@@ -16,7 +16,7 @@ from octavo.engine.prompt_scores import UNSOUND_PROMPT, PromptScores
 from octavo.engine.sampler import Sampler, SamplerRow
 from octavo.engine.sampling_adjustments import penalises
 from octavo.grammar.matcher import GrammarMatcher
-from octavo.outputs import TextDelta
+from octavo.outputs import TextDelta, TokenLogprobs
 from octavo.request import Request, RequestState
 from octavo.sampling_params import SamplingParams
 from octavo.storage.snapshot import KVSnapshot
@@ -44,6 +44,32 @@ class LiveRequest:
     def untold_cached_tokens(self) -> int | None:
         """What the first event says of the cache; None if that is past."""
         return self.state.num_cached_tokens if self.first_token is None else None
+
+    def tell(self, token_id: int, logprobs: TokenLogprobs | None, unsound: str | None, now: float) -> StepEvent:
+        """What a step says of it that ended at `now` and gave it `token_id`, unless its logits were `unsound`."""
+        num_cached = self.untold_cached_tokens
+        if self.first_token is None:
+            self.first_token = now
+        error, fault = self.failure(unsound)
+        if error is not None:
+            delta = self.output.abort("error")
+        elif self.state.request.generates_nothing:
+            delta, logprobs = self.output.abort("length"), None
+        else:
+            delta, error = self.take(token_id)
+            fault = None if error is None else "fault"
+        scored = self.scores.entries if self.scores is not None and error is None else None
+        self.scores = None
+        return StepEvent(
+            delta,
+            logprobs if error is None else None,
+            None if num_cached is None else self.times(),
+            error,
+            fault,
+            num_cached,
+            scored,
+            embedding=self.pooled.vector if self.pooled is not None and error is None else None,
+        )
 
     def take(self, token_id: int) -> tuple[TextDelta, str | None]:
         """What its next token says, and the cause if no text can be made of it: then the request ends, it alone."""
