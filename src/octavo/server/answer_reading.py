@@ -98,8 +98,7 @@ class AnswerReading:
         request, parser = self.request, None
         if self.tools is not None:
             schemas = {tool.function.name: tool.function.parameters or {} for tool in request.callable_tools}
-            form = replace(self.tools.form, lenient=False) if self._holds_calls else self.tools.form
-            parser = parser_of(form, schemas)
+            parser = parser_of(self.tools.form, schemas)
         reasoning = None if self.thinking is None else ReasoningParser(self.thinking, begun=thinks)
         stop = request.stop or ()
         return ChoiceReader(

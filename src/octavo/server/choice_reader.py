@@ -58,7 +58,7 @@ class ChoiceReader:
         content = self._think(piece, text, last=reason is not None)
         events: list[ToolEvent] = [Text(content)] if self._tools is None else self._tools.push(content)
         if reason is not None and self._tools is not None:
-            events += self._tools.finish()
+            events += self._tools.finish(cut=reason == "length")
         for event in events:
             if self._take(event, piece):
                 piece.finish_reason = "tool_calls" if self._num_calls else "stop"

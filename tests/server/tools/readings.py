@@ -23,10 +23,10 @@ def pieces_of(text: str, cuts: Iterable[int]) -> list[str]:
     return [text[start:end] for start, end in itertools.pairwise(places)]
 
 
-def read_calls(form: str, pieces: Sequence[str]) -> tuple[str, list[Call]]:
+def read_calls(form: str, pieces: Sequence[str], *, cut: bool = False) -> tuple[str, list[Call]]:
     """The content, and the calls; each must begin before its arguments come and end at most once."""
     parser = parser_of(FORMS[form], TOOLS)
-    events = [event for piece in pieces for event in parser.push(piece)] + parser.finish()
+    events = [event for piece in pieces for event in parser.push(piece)] + parser.finish(cut=cut)
     content, calls, ended = "", [], set()
     for event in events:
         if isinstance(event, Text):

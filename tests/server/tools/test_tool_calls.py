@@ -125,6 +125,16 @@ def test_a_call_that_the_length_cuts_is_told_as_far_as_it_came() -> None:
     assert (told(streamed), reason) == (told(choice["message"]), "length")
 
 
+def test_a_call_that_the_length_cuts_before_its_arguments_is_neither_a_call_nor_content() -> None:
+    for lead, end in (("", 5), ("", 30), ("I see.", 36), (CALL, 75), (CALL, 90)):
+        body = {**TOOLS, "max_tokens": end}
+        choice = whole(CHAT, body, engine_over(lead + CALL))["choices"][0]
+        assert choice["finish_reason"] == "length" and (choice["message"]["content"] or "") in ("", "I see.")
+        streamed, reason = gathered(body, engine_over(lead + CALL))
+        assert told(streamed) == told(choice["message"]) and reason == "length"
+        assert (streamed["content"] or "") == (choice["message"]["content"] or "")
+
+
 def test_stop_strings_are_looked_for_in_content_only() -> None:
     for stop in ("Bonn", "city", "tool_call"):
         choice = whole(CHAT, {**TOOLS, "stop": [stop]}, engine_over(CALL))["choices"][0]
@@ -179,12 +189,12 @@ def test_calls_that_must_be_and_strict_ones_are_held_to_a_grammar(choice: Any) -
     assert "Tells the weather." in prompt_of(engine)  # all tools are told
 
 
-def test_a_call_without_its_markers_is_one_unless_a_grammar_would_have_written_them() -> None:
-    bare = '{"name": "get_time", "arguments": {}}'
-    assert told(whole(CHAT, TOOLS, engine_over(bare))["choices"][0]["message"]) == [("get_time", "{}")]
+def test_a_call_without_its_markers_is_one_with_and_without_strict() -> None:
+    bare = '{"name": "get_time", "arguments": {}}\n{"name": "get_time", "arguments": {}}'
     strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
-    message = whole(CHAT, {"messages": HI, "tools": [strict, TIME]}, engine_over(bare))["choices"][0]["message"]
-    assert message["content"] == bare and not told(message)
+    for tools in ([WEATHER, TIME], [strict, TIME]):
+        message = whole(CHAT, {"messages": HI, "tools": tools}, engine_over(bare))["choices"][0]["message"]
+        assert message["content"] is None and told(message) == [("get_time", "{}")] * 2
 
 
 def test_calls_that_may_be_are_held_to_nothing() -> None:

@@ -133,6 +133,54 @@ def test_thinking_may_come_first_and_must_end(
         assert accepts(fresh, text, tokenizer), text
 
 
+BARE = '{"name": "first", "arguments": {"kind": "a::=b", "size": 5}}'
+BARE_CALLS = [
+    BARE,
+    f"\n{BARE}\n{BARE}",
+    f"[{BARE}, {BARE}]",
+    '{\n  "name": "second",\n  "arguments": {}\n}',
+    '{"name":"second","arguments":{}}',
+]
+UNHELD_CALLS = [
+    '{"name": "first", "arguments": {"kind": "other", "size": 5}}',
+    '{"name": "first"}',
+    '{"arguments": {}, "name": "first"}',
+    '{"name": "first", "parameters": {"kind": "other"}}',
+    '{"id": 1, "type": "function", "function": {"name": "first", "arguments": {}}}',
+    f"{BARE} and more",
+    '[{"name": "first", "arguments": {}}]',
+]
+NO_CALLS = ['{"name": "Ada", "size": 5}', '{"type": "city", "id": 7}', "[1, 2]", "{}", f"So: {BARE}", "{", " \n"]
+
+
+@pytest.mark.parametrize("tokens", [plain_tokenizer, control_tokenizer], ids=["markers as text", "markers as tokens"])
+@pytest.mark.parametrize("lead", ["", "<think>So {.</think>", "begun"])
+def test_bare_calls_that_the_parser_reads_are_held_to_their_schemas_where_text_is_allowed(
+    lead: str, tokens: Callable[[], tuple[Tokenizer, LLTokenizer]]
+) -> None:
+    tokenizer, words = tokens()
+    thinking = BeforeCalls(True, THINK if lead else None, lead == "begun")
+    matcher = matcher_of("hermes", thinking, True, tokenizer, words)
+    lead = "Hm.</think>\n" if lead == "begun" else lead
+    for text in BARE_CALLS:
+        assert accepts(matcher, lead + text, tokenizer), text
+        assert read("hermes", text)[0].strip() == "" and read("hermes", text)[1], text
+    for text in UNHELD_CALLS:
+        assert not accepts(matcher, lead + text, tokenizer), text
+        assert read("hermes", text)[1], text
+    for text in [*NO_CALLS, GOOD, f"{NO_CALLS[0]} {GOOD}"]:
+        assert accepts(matcher, lead + text, tokenizer), text
+    for text in NO_CALLS:
+        assert read("hermes", text) == (text, []), text
+
+
+def test_without_parallel_calls_a_bare_one_is_the_only_one() -> None:
+    tokenizer, words = plain_tokenizer()
+    matcher = matcher_of("hermes", BeforeCalls(text=True), False, tokenizer, words)
+    assert accepts(matcher, BARE, tokenizer) and accepts(matcher, f"[{BARE}]", tokenizer)
+    assert not accepts(matcher, f"{BARE}\n{BARE}", tokenizer)
+
+
 def test_an_answer_in_bare_json_may_be_text_that_begins_otherwise() -> None:
     tokenizer, words = plain_tokenizer()
     matcher = matcher_of("llama3", BeforeCalls(text=True), True, tokenizer, words)

@@ -28,9 +28,60 @@ def test_what_is_no_call_stays_text_to_the_last_character(form: str, text: str) 
 
 
 @pytest.mark.parametrize(("form", "text"), [(form, text) for form, text, *_ in ANSWERS], ids=lambda value: value[:40])
-def test_an_answer_that_breaks_off_anywhere_reads_the_same_in_one_piece_and_by_characters(form: str, text: str) -> None:
+@pytest.mark.parametrize("cut", [False, True])
+def test_an_answer_that_breaks_off_anywhere_reads_the_same_in_one_piece_and_by_characters(
+    form: str, text: str, cut: bool
+) -> None:
     for end in range(len(text)):
-        assert read_calls(form, [text[:end]]) == read_calls(form, list(text[:end]))
+        assert read_calls(form, [text[:end]], cut=cut) == read_calls(form, list(text[:end]), cut=cut)
+
+
+# Wherever one of these is cut off, it says what the whole one says beside calls, and its calls are beginnings of those.
+CUT = [
+    ("hermes", 'I see. <tool_call>\n{"name": "get_weather", "arguments": {"city": "Bonn"}}\n</tool_call>'),
+    ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>\n<tool_call>{"name": "f"}</tool_call>'),
+    ("qwen_xml", "<tool_call>\n<function=f>\n<parameter=a>\nx\n</parameter>\n</function>\n</tool_call>"),
+    ("mistral", 'Sure.[TOOL_CALLS][{"name": "f", "arguments": {}}, {"name": "f", "arguments": {"a": "b"}}]'),
+    ("mistral", 'Sure.[TOOL_CALLS]get_weather[ARGS]{"a": "b"}'),
+    ("lfm2", "<|tool_call_start|>[f(a='x'), get_weather()]<|tool_call_end|>"),
+]
+
+
+@pytest.mark.parametrize(("form", "text"), CUT, ids=lambda value: value[:40])
+def test_a_call_that_the_length_cuts_off_leaves_none_of_its_text_in_the_content(form: str, text: str) -> None:
+    content, calls = read_calls(form, [text])
+    marker = FORMS[form].begins[0]
+    for end in range(text.index(marker) + len(marker), len(text)):
+        said, told = read_calls(form, [text[:end]], cut=True)
+        assert said == content, text[:end]
+        assert len(told) <= len(calls)
+        for (name, arguments), (whole_name, whole) in zip(told, calls, strict=False):
+            assert name == whole_name and whole.startswith(arguments.rstrip("}")), text[:end]
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "content"),
+    [
+        ("hermes", '{"name": "get_wea', ""),
+        ("hermes", '{"name": "get_weather", "argum', ""),
+        ("hermes", '[{"name": "f"', ""),
+        ("generic", 'So:\n```json\n{"name": "f", "arg', "So:"),
+        ("gemma", "```tool_code\nprint(get_weather(city='Bo", ""),
+        ("hermes", '{"name": "Ada Lov', '{"name": "Ada Lov'),
+        ("hermes", '{"name": "get weath', '{"name": "get weath'),
+        ("hermes", '{"id": 5, "na', '{"id": 5, "na'),
+        ("hermes", "a < b and <tool", "a < b and <tool"),
+        ("hermes", "a < b and <tool_call", "a < b and"),
+        ("generic", "```json\n{", "```json\n{"),
+        ("hermes", "<tool_call>not JSON", "<tool_call>not JSON"),
+    ],
+)
+def test_a_bare_beginning_that_the_length_cuts_off_is_left_out_only_if_it_names_a_tool(
+    form: str, text: str, content: str
+) -> None:
+    for pieces in ([text], list(text)):
+        assert read_calls(form, pieces, cut=True) == (content, [])
+        assert read_calls(form, pieces) == (text, [])
 
 
 def test_two_cuts_at_all_places_change_nothing() -> None:
@@ -64,13 +115,16 @@ PARTS += [
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.sampled_from(sorted(FORMS)), st.lists(st.sampled_from(PARTS), max_size=14), st.data())
-def test_any_text_is_read_the_same_however_it_is_cut(form: str, parts: list[str], data: st.DataObject) -> None:
+@given(st.sampled_from(sorted(FORMS)), st.lists(st.sampled_from(PARTS), max_size=14), st.booleans(), st.data())
+def test_any_text_is_read_the_same_however_it_is_cut(
+    form: str, parts: list[str], ends_by_length: bool, data: st.DataObject
+) -> None:
     text = "".join(parts)
-    whole = read_calls(form, [text])
+    whole = read_calls(form, [text], cut=ends_by_length)
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)))))
-    assert read_calls(form, pieces_of(text, cuts)) == whole == read_calls(form, list(text))
-    if not whole[1]:
+    assert read_calls(form, pieces_of(text, cuts), cut=ends_by_length) == whole
+    assert read_calls(form, list(text), cut=ends_by_length) == whole
+    if not whole[1] and not ends_by_length:
         assert whole[0] == text
 
 

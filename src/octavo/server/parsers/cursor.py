@@ -24,6 +24,7 @@ class Cursor:
         self.text = ""
         self.at = 0
         self.ended = False
+        self.ran_out = False  # since it was last cleared: more was wanted than there is
 
     def drop(self) -> None:
         """Forget what is before `at`, which is 0 afterwards."""
@@ -33,6 +34,7 @@ class Cursor:
         """The next character, which stays; empty at the end of the answer."""
         while self.at == len(self.text):
             if self.ended:
+                self.ran_out = True
                 return ""
             yield
         return self.text[self.at]
@@ -52,6 +54,7 @@ class Cursor:
             if here == word:
                 return True
             if self.ended or not word.startswith(here):
+                self.ran_out |= word.startswith(here)
                 return False
             yield
 

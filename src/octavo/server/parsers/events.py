@@ -46,6 +46,8 @@ class ToolParser(Protocol):
         """Take more text; tell what can be told now."""
         ...
 
-    def finish(self) -> list[ToolEvent]:
-        """The answer has ended: tell the rest. Nothing may be pushed after it."""
+    def finish(self, *, cut: bool = False) -> list[ToolEvent]:
+        """The answer has ended: tell the rest, without the beginning of a call that it was `cut` off in. Nothing may be
+        pushed after it.
+        """
         ...

@@ -13,15 +13,17 @@ from octavo.server.parsers.json_value import another, colon, json_string, json_v
 from octavo.server.parsers.python_call import python_call
 
 MAX_HEAD = 256  # characters up to the arguments, where the name comes first
-_NAME_KEYS = ("name", "tool_name", "function")
-_ARGUMENT_KEYS = ("arguments", "parameters", "args")
-_OTHER_KEYS = ("id", "type", "tool_call_id", "call_id")
+NAME_KEYS = ("name", "tool_name", "function")
+ARGUMENT_KEYS = ("arguments", "parameters", "args")
+OTHER_KEYS = ("id", "type", "tool_call_id", "call_id")
 _LABEL = re.compile(r"[a-z_]*")
+_NAMED = re.compile(rf'"(?:{"|".join(NAME_KEYS)})"\s*:\s*"(?P<name>[a-zA-Z0-9_-]+)(?P<end>"|\Z)')
 
 
 class CallParser:
     """Reads one answer. A call counts from where its name is known and its arguments begin; till then, what turns out
-    to be none is text. From there on, arguments that are no JSON are told as they were written.
+    to be none is text. From there on, arguments that are no JSON are told as they were written. What an answer was cut
+    off in before it counts is neither: it is left out.
     """
 
     def __init__(self, form: Form, tools: Collection[str]) -> None:
@@ -33,6 +35,7 @@ class CallParser:
         self._num_calls = 0
         self._space = ""  # at the end of what was said: it is not said if a call follows
         self._spoken = False
+        self._cut = False
         self._told = 0  # all before it has been told, if the call that is read turns out to be none
         self._machine = self._read()
         next(self._machine)
@@ -43,9 +46,11 @@ class CallParser:
         next(self._machine)
         return self._take_events()
 
-    def finish(self) -> list[ToolEvent]:
-        """Tell the rest. Nothing may be pushed after it."""
-        self._cursor.ended = True
+    def finish(self, *, cut: bool = False) -> list[ToolEvent]:
+        """Tell the rest, without the beginning of a call that the answer was `cut` off in. Nothing may be pushed after
+        it.
+        """
+        self._cursor.ended, self._cut = True, cut
         next(self._machine, None)
         if self._space and not self._num_calls:
             self._events.append(Text(self._space))
@@ -65,7 +70,10 @@ class CallParser:
             cursor.at = 0
         while True:
             place, marker = cursor.find(markers)
-            self._say(cursor.text[cursor.at : place])
+            left_out = self._begun_marker() if cursor.ended and self._cut and not marker else 0
+            self._say(cursor.text[cursor.at : place - left_out])
+            if left_out:
+                self._space = ""
             cursor.at = place
             if marker:
                 yield from self._attempt(marker, place)
@@ -75,19 +83,48 @@ class CallParser:
             cursor.drop()
             yield
 
+    def _begun_marker(self) -> int:
+        """How many characters at the end begin a marker: any count behind a call, else more than half of one."""
+        rest, markers = self._cursor.text[self._cursor.at :], self._form.markers
+        sizes = (
+            size
+            for marker in markers
+            for size in range(1 if self._num_calls else len(marker) // 2 + 1, len(marker))
+            if rest.endswith(marker[:size])
+        )
+        return max(sizes, default=0)
+
     def _attempt(self, marker: str, place: int) -> Reading[None]:
         """Read the calls that may begin at `place`, with `marker`. Text goes on behind them, or behind the marker."""
         cursor, before = self._cursor, self._num_calls
-        self._told, cursor.at = cursor.at, place
+        self._told, cursor.at, cursor.ran_out = cursor.at, place, False
         try:
             yield from self._calls(marker)
         except Malformed:
             cursor.at = self._told
         if self._num_calls > before:
             yield from self._close()
+            if self._was_cut_off:
+                cursor.at = len(cursor.text)
+        elif self._was_cut_off and self._begins_call(marker, place):
+            cursor.at, self._space = len(cursor.text), ""
         else:
             self._say(cursor.text[cursor.at : place + len(marker)])
             cursor.at = max(cursor.at, place + len(marker))
+
+    @property
+    def _was_cut_off(self) -> bool:
+        return self._cut and self._cursor.ran_out
+
+    def _begins_call(self, marker: str, place: int) -> bool:
+        """Whether what was cut off would have been a call: it has a marker of its own, or the beginning of a name."""
+        if marker and not self._form.labels:
+            return True
+        text = self._cursor.text[place:]
+        if found := _NAMED.search(text):
+            name = found["name"]
+            return name in self._tools if found["end"] else any(tool.startswith(name) for tool in self._tools)
+        return self._form.pythonic and any(f"{tool}(" in text for tool in self._tools)
 
     def _calls(self, marker: str) -> Reading[None]:
         cursor, form = self._cursor, self._form
@@ -178,15 +215,15 @@ class CallParser:
             yield from colon(cursor)
             if key == "function" and (yield from cursor.peek()) == "{":
                 yield from self._object()
-            elif key in _NAME_KEYS and not name:
+            elif key in NAME_KEYS and not name:
                 name = self._offered((yield from json_string(cursor)))
-            elif key in _ARGUMENT_KEYS and not held:
+            elif key in ARGUMENT_KEYS and not held:
                 if name and self._num_calls == begun:
                     yield from self._arguments(name)
                     held = "told"
                 else:
                     held = yield from self._held_arguments()
-            elif key in _OTHER_KEYS:
+            elif key in OTHER_KEYS:
                 yield from json_value(cursor)
             else:
                 raise Malformed

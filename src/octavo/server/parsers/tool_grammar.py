@@ -11,6 +11,9 @@ from typing import Any
 from octavo.grammar_spec import GrammarSpec
 from octavo.server.parsers.forms import Form
 from octavo.server.parsers.reasoning import Thinking
+from octavo.server.parsers.tool_calls import ARGUMENT_KEYS, NAME_KEYS, OTHER_KEYS
+
+_SPACE = r"[ \n]{0,8}"  # of bare calls, which are laid out as the model likes
 
 # How a marker is tokenized: its parts, each a text or the id of a control token.
 Pieces = Callable[[str], Sequence[str | int]]
@@ -63,7 +66,9 @@ class _Writer:
             start = f"{self._thinking(before)} {start}"
         else:
             first, rest = form.opening or form.begins[0], self._after_marker(tools, parallel)
-            if before.text:  # thinking is text, too
+            if before.text and form.lenient:
+                start = self._with_bare_calls(tools, before, parallel, first, rest)
+            elif before.text:  # thinking is text, too
                 start = f"{self._beside_text(before)} ({self._up_to('leading', first)} {rest} | TEXT)"
             else:
                 start = f"{self._thinking(before)} {self._word(first)} {rest}"
@@ -88,11 +93,58 @@ class _Writer:
         self._rules.append(rf"SAID: /[^{{\[\s`{re.escape(marker[:1])}](?s:.*)/")
         return "SAID"
 
-    def _up_to(self, rule: str, marker: str) -> str:
-        """A rule for text up to the first `marker`, and that."""
+    def _up_to(self, rule: str, marker: str, text: str = "TEXT") -> str:
+        """A rule for `text` up to the first `marker`, and that."""
         is_text = all(isinstance(piece, str) for piece in self._pieces(marker))
-        self._rules.append(f"{rule}{'[lazy]' if is_text else ''}: TEXT {self._word(marker)}")
+        self._rules.append(f"{rule}{'[lazy]' if is_text else ''}: {text} {self._word(marker)}")
         return rule
+
+    def _with_bare_calls(
+        self, tools: Sequence[OfferedTool], before: BeforeCalls, parallel: bool, first: str, rest: str
+    ) -> str:
+        """Text, in which calls stand behind the marker `first`, or what is said begins with the JSON of calls.
+
+        Text and the head of a bare call are told apart by the lexer alone: text is what does not begin like a call, so
+        at the name of a tool only the head is left.
+        """
+        thinking = before.thinking
+        begin = "" if thinking is None else self._control(thinking.begin)
+        end = "" if thinking is None else self._control(thinking.end)
+        thought = ""  # thinking between markers that are text is part of what is told apart
+        if thinking is not None and not end:
+            thought, last = "THOUGHT", _text(thinking.end)
+            lead = "" if before.begun else rf"/\s*/ {_text(thinking.begin)}"
+            self._rules.append(f"BEFORE_END: TEXT & ~(TEXT {last} TEXT)")
+            self._rules.append(f"THOUGHT: ({lead} BEFORE_END {last}){'' if before.begun else '?'}")
+        self._rules.append(rf"SAID: TEXT & ~({thought} /{_like_a_call(tools)}(?s:.*)/)")
+        calls = self._bare_calls(tools, thought, parallel)
+        said = f"({calls} | {self._up_to('leading', first, 'SAID')} {rest} | SAID)"
+        if not end:
+            return said
+        start = f"(SAID {begin} TEXT {end})* ({said} | SAID {begin} TEXT)" if begin else f"(SAID {end})* {said}"
+        return f"TEXT {f'({begin} TEXT)?' if begin else ''} ({end} {start})?" if before.begun else start
+
+    def _control(self, marker: str) -> str:
+        """A marker that is one control token; else nothing."""
+        match self._pieces(marker):
+            case [int(piece)]:
+                return f"<[{piece}]>"
+        return ""
+
+    def _bare_calls(self, tools: Sequence[OfferedTool], thought: str, parallel: bool) -> str:
+        """Calls without a marker, one behind the other or in a list; `thought` may stand before the first."""
+        heads = {"FIRST": (thought, _SPACE), "LISTED": (thought, rf"{_SPACE}\[{_SPACE}"), "NEXT": ("", _SPACE)}
+        for kind, (leading, space) in heads.items():
+            for number, tool in enumerate(tools):
+                self._rules.append(f"{kind}_{number}: {leading} /{space}{_head_of(tool, self._form.keys)}/")
+                self._rules.append(f"{kind.lower()}_{number}: {kind}_{number} {self._schema(tool, number)} CALL_END")
+            self._rules.append(
+                f"{kind.lower()}: {' | '.join(f'{kind.lower()}_{number}' for number in range(len(tools)))}"
+            )
+        self._rules += [rf"CALL_END: /{_SPACE}\}}/", rf"LIST_END: /{_SPACE}\]/", rf"COMMA: /{_SPACE},/"]
+        if not parallel:
+            return "(first | listed LIST_END)"
+        return "(first next* | listed (COMMA next)* LIST_END)"
 
     def _bare(self, tools: Sequence[OfferedTool], parallel: bool) -> str:
         call = self._any("object", tools, self._object)
@@ -167,6 +219,22 @@ class _Writer:
     def _word(self, marker: str) -> str:
         """A marker as the model writes it: control tokens by their ids, the rest as text."""
         return " ".join(f"<[{piece}]>" if isinstance(piece, int) else _text(piece) for piece in self._pieces(marker))
+
+
+def _like_a_call(tools: Sequence[OfferedTool]) -> str:
+    """A regular expression for how an answer begins that `CallParser` may read as calls without a marker."""
+    names = "|".join(re.escape(tool.name) for tool in tools)
+    passed = rf'"({"|".join(OTHER_KEYS)})"\s*:\s*("[^"]*"|[^",{{}}\[\]\s]*)\s*,\s*'
+    name = rf'"({"|".join(NAME_KEYS)})"\s*:\s*("({names})"|\{{)'
+    return rf'\s*(\[\s*)?\{{\s*({passed})*({name}|"({"|".join(ARGUMENT_KEYS)})"\s*:)'
+
+
+def _head_of(tool: OfferedTool, keys: tuple[str, str]) -> str:
+    """A regular expression for a bare call up to its arguments."""
+    name, arguments = keys
+    return (
+        rf'\{{{_SPACE}"{name}"{_SPACE}:{_SPACE}"{re.escape(tool.name)}"{_SPACE},{_SPACE}"{arguments}"{_SPACE}:{_SPACE}'
+    )
 
 
 def _json(schema: Mapping[str, Any]) -> str:

@@ -37,6 +37,10 @@ class TaggedCallParser(CallParser):
             try:
                 yield from self._parameters(name)
             except Malformed:
+                if self._was_cut_off:
+                    cursor.at = len(cursor.text)
+                    self._end_call()
+                    return
                 yield from self._raw_arguments(self._told)
             self._told = cursor.at
             yield from cursor.space()
@@ -82,6 +86,7 @@ class TaggedCallParser(CallParser):
             if word:
                 break
             if cursor.ended:
+                cursor.ran_out = True
                 raise Malformed
             yield
         cursor.at += len(_VALUE_END)
