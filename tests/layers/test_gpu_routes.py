@@ -20,8 +20,8 @@ DTYPE = torch.bfloat16 if GPU else torch.float16
 ROWS = (1, 3, 17, 70) if GPU else (1, 3, 70)
 
 
-def route(kind):
-    return kind(DTYPE, DEVICE, SkinnyScratch(DEVICE))
+def route(kind, **settings):
+    return kind(DTYPE, DEVICE, SkinnyScratch(DEVICE), **settings)
 
 
 def check(packed, weight, error):
@@ -69,6 +69,19 @@ def test_weights_in_16_bit_are_multiplied_by_either_kernel_and_looked_up():
     x = torch.randn(2, 96, generator=torch.Generator().manual_seed(0)).to(DTYPE).float()
     assert torch.allclose(packed.apply_float32(x.to(DEVICE)).cpu(), x @ weight.t(), atol=1e-4)
     assert torch.equal(packed.lookup(torch.tensor([5], device=DEVICE)).cpu(), weight[5:6])
+
+
+@pytest.mark.parametrize("shape", [(40, 96)] if not GPU else [(2048, 2048), (6144, 1024)], ids=str)
+def test_the_exact_route_gives_a_row_the_same_bits_at_every_count_of_rows(shape):
+    exact = route(SkinnyRoute, exact=True)
+    assert exact.properties.row_invariant
+    packed = exact.pack([shard_of("Q8_0", *shape)])
+    x = torch.randn(600 if GPU else 70, shape[1], generator=torch.Generator().manual_seed(4)).to(DEVICE, DTYPE)
+    whole, whole_float32 = packed.apply(x), packed.apply_float32(x)
+    for start, rows in ((0, 1), (5, 2), (11, 17), (3, 64)):
+        assert torch.equal(packed.apply(x[start : start + rows]), whole[start : start + rows])
+        assert torch.equal(packed.apply_float32(x[start : start + rows]), whole_float32[start : start + rows])
+    assert torch.allclose(whole_float32.cpu(), x.float().cpu() @ packed.weight.float().cpu().t(), atol=1e-3)
 
 
 def test_a_gpu_in_16_bit_keeps_codes_unless_full_weights_are_asked_for():

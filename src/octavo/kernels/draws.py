@@ -96,7 +96,8 @@ def _draw_ranked(
     fast = device.type == "cuda"
     counts = torch.empty(num_rows, parts, _BINS, dtype=torch.int32, device=device)
     totals = torch.empty(num_rows, parts, dtype=torch.int64, device=device)
-    last_bins, token_ids, unfinished = torch.empty(3, num_rows, dtype=torch.int32, device=device)
+    last_bins, unfinished = torch.empty(2, num_rows, dtype=torch.int32, device=device)
+    token_ids = torch.empty(num_rows, dtype=torch.int32, device=device)
     offsets = torch.empty(num_rows, parts, dtype=torch.int32, device=device)
     sizes = torch.empty(num_rows, 2, dtype=torch.int32, device=device)
     list_z = torch.empty(num_rows, listed, dtype=torch.float32, device=device)

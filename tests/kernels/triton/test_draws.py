@@ -89,6 +89,7 @@ def test_tokens_that_are_forbidden_are_never_drawn():
     assert set(draw(logits, [row(i, temperature=5.0) for i in range(8)])) == {3, 699}
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="torch sees no CUDA device")
 def test_a_draw_on_a_gpu_waits_for_nothing_and_equals_the_one_on_a_cpu():

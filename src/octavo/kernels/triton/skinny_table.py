@@ -51,49 +51,57 @@ _DENSE: Mapping[Shape, Tiles] = {
         _sums(1, 4, 512, 4),
         _sums(2, 4, 512, 2),
         _swapped(8, 128, 128, 5, 4),
-        _swapped(8, 128, 128, 5, 4),
+        _swapped(16, 64, 256, 5, 2),
         _swapped(16, 64, 256, 3, 2),
         None,
         None,
     ),
     (12288, 2048): (
         _sums(1, 16, 256, 2),
-        _swapped(8, 64, 128, 3),
-        _swapped(8, 64, 128, 3),
-        _swapped(16, 64, 128, 3),
-        _swapped(16, 64, 128, 3),
+        *[_swapped(8, 64, 128, 3)] * 2,
+        *[_swapped(16, 64, 128, 3)] * 2,
         None,
         None,
     ),
     (2048, 6144): (
         _sums(1, 4, 1024, 8),
         _sums(2, 4, 1024, 4),
-        _swapped(8, 128, 128, 5, 8),
-        _swapped(8, 128, 128, 5, 8),
-        _swapped(16, 64, 256, 3, 4),
-        _swapped(32, 64, 128, 4, 4),
+        *[_swapped(16, 64, 256, 3, 4)] * 3,
+        _swapped(32, 64, 256, 3, 4),
         _swapped(64, 64, 128, 4, 4),
     ),
     (151936, 2048): (
         _sums(1, 2, 1024, 2),
+        _swapped(8, 128, 256, 3),
         _swapped(8, 128, 128, 3),
-        _swapped(8, 128, 128, 3),
-        _swapped(8, 128, 128, 3),
-        _swapped(16, 64, 128, 3),
-        _swapped(32, 64, 128, 3),
+        *[_swapped(16, 64, 128, 3)] * 2,
+        _swapped(32, 128, 64, 3),
         _swapped(64, 128, 128, 4),
     ),
     (6144, 4096): (_sums(1, 4, 512, 1), _sums(2, 4, 256, 2), None, None, None, None, None),
-    (4096, 4096): (_sums(1, 8, 1024, 4), _sums(2, 2, 512, 2), None, None, None, None, _dot(64, 32, 128, 5)),
+    (4096, 4096): (
+        _sums(1, 8, 1024, 4),
+        *[_swapped(16, 64, 128, 4, 4)] * 2,
+        _swapped(16, 128, 128, 4, 4),
+        _swapped(16, 64, 128, 4, 4),
+        _swapped(32, 64, 256, 3, 2),
+        _dot(64, 32, 128, 5),
+    ),
     (28672, 4096): (_sums(1, 8, 256, 2), None, None, None, None, None, _swapped(64, 128, 128, 4)),
-    (4096, 14336): (_sums(1, 8, 1024, 4), _sums(2, 2, 512, 2), None, None, None, None, _swapped(64, 64, 128, 4, 2)),
+    (4096, 14336): (
+        _sums(1, 8, 1024, 4),
+        _sums(2, 2, 512, 2),
+        _swapped(16, 64, 128, 4, 4),
+        _swapped(16, 128, 128, 4, 4),
+        _swapped(16, 64, 128, 4, 4),
+        _swapped(32, 64, 256, 3, 2),
+        _swapped(64, 64, 128, 4, 2),
+    ),
     (128256, 4096): (
         _sums(1, 1, 1024, 1),
+        *[_swapped(8, 64, 256, 3)] * 3,
         _swapped(16, 128, 128, 3),
-        _swapped(16, 128, 128, 3),
-        _swapped(16, 128, 128, 3),
-        _swapped(16, 128, 128, 3),
-        _swapped(64, 128, 128, 4),
+        _swapped(32, 64, 128, 3),
         _swapped(64, 128, 128, 4),
     ),
 }
@@ -106,17 +114,25 @@ _FOUR_BITS: Mapping[Shape, tuple[SkinnyTile, ...]] = {
         *[_codes(16, 128, 8, 2, 8)] * 2,
         *[_codes(64, 64, 4, 3, 8)] * 2,
     ),
+    (4096, 2048): (_sums(1, 16, 1024, 4), *[_codes(16, 128, 8, 2, 8)] * 4, *[_codes(64, 128, 8, 3, 4)] * 2),
     (12288, 2048): (_sums(1, 32, 512, 8), *[_codes(16, 128, 8, 3, 2)] * 4, *[_codes(64, 64, 4, 4)] * 2),
     (2048, 6144): (_sums(1, 16, 2048, 8), *[_codes(16, 128, 4, 3, 16)] * 4, *[_codes(64, 64, 4, 3, 8)] * 2),
     (151936, 2048): (*[_codes(16, 256, 8, 3)] * 5, *[_codes(64, 256, 8, 3)] * 2),
+    (6144, 4096): (_sums(1, 16, 1024, 4), *[_codes(16, 128, 4, 3, 8)] * 4, *[_codes(64, 64, 4, 3, 4)] * 2),
+    (4096, 4096): (_sums(1, 16, 1024, 4), *[_codes(16, 128, 4, 3, 8)] * 4, *[_codes(64, 128, 8, 4, 4)] * 2),
     (28672, 4096): (_sums(1, 16, 512, 4), *[_codes(16, 64, 4, 4)] * 4, *[_codes(64, 256, 8, 3)] * 2),
     (4096, 14336): (_sums(1, 8, 2048, 2), *[_codes(16, 256, 8, 3, 8)] * 4, *[_codes(64, 128, 8, 4, 4)] * 2),
+    (128256, 4096): (*[_codes(16, 256, 8, 3)] * 5, *[_codes(64, 256, 8, 3)] * 2),
 }
 _EIGHT_BITS: Mapping[Shape, tuple[SkinnyTile, ...]] = {
-    (2048, 2048): (_sums(1, 16, 1024, 8), *[_codes(16, 128, 4, 2, 16)] * 4, *[_codes(64, 64, 4, 3, 8)] * 2),
-    (12288, 2048): (*[_codes(16, 128, 4, 3, 4)] * 5, *[_codes(64, 64, 4, 4)] * 2),
-    (151936, 2048): (*[_codes(16, 256, 8, 3)] * 5, *[_codes(64, 256, 8, 3)] * 2),
+    (2048, 2048): (_sums(1, 16, 1024, 8), *[_codes(16, 128, 4, 4, 16)] * 4, *[_codes(64, 128, 8, 3, 8)] * 2),
+    (12288, 2048): (*[_codes(16, 128, 4, 3, 4)] * 5, *[_codes(64, 128, 4, 3, 2)] * 2),
+    (2048, 6144): (_codes(16, 256, 8, 3, 16), *[_codes(16, 128, 4, 4, 16)] * 4, *[_codes(64, 128, 8, 3, 8)] * 2),
+    (151936, 2048): (*[_codes(16, 64, 4, 4)] * 5, *[_codes(64, 128, 8, 4)] * 2),
+    (28672, 4096): (_sums(1, 16, 128, 2), *[_codes(16, 64, 4, 4)] * 4, *[_codes(64, 128, 8, 4)] * 2),
 }
+
+EXACT_ROWS = 512  # at a time; more share no work that is worth their scratch
 
 
 def bucket(rows: int) -> int:
@@ -139,12 +155,13 @@ def codes_tiles(n: int, k: int, bits: int, shared_bytes: int) -> tuple[SkinnyTil
     )
 
 
-def exact_tile(n: int) -> SkinnyTile:
-    """The setting for all counts of rows of a weight [n, K] in 16 bit under which a row's bits depend on nothing else.
+def exact_tile(n: int, rows: int) -> SkinnyTile:
+    """For a weight [n, K] in 16 bit and any count of rows: a row's bits depend on nothing else.
 
-    Only its `block_m` may be another one, 8 to 128: the order of sums is the same.
+    Splits and the columns of a step are the weight's alone; the order of sums does not depend on a tile's height.
     """
-    return SkinnyTile("swapped", 16, 64, 128, 4, 3, max(1, min(4, 8192 // n)))
+    height = next(each for each in (16, 32, 64, 128) if rows <= each or each == 128)
+    return SkinnyTile("swapped", height, 64, 128, 4, 3, max(1, min(4, 8192 // n)))
 
 
 def _nearest(table: Mapping[Shape, Tiles] | Mapping[Shape, tuple[SkinnyTile, ...]], n: int, k: int) -> Shape:

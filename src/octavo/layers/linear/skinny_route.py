@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.kernels.rows import look_up
-from octavo.kernels.triton.skinny_gemm import MAX_ROWS, SkinnyScratch, SkinnyTile, multiply
-from octavo.kernels.triton.skinny_table import ROWS, bucket, dense_tiles
+from octavo.kernels.triton.skinny_gemm import MAX_ROWS, SkinnyScratch, multiply
+from octavo.kernels.triton.skinny_table import EXACT_ROWS, ROWS, bucket, dense_tiles, exact_tile
 from octavo.layers.linear.dense_route import stack
 from octavo.layers.linear.route import RouteProperties
 from octavo.layers.quant_tensor import QuantTensor
@@ -21,9 +21,13 @@ from octavo.layers.quant_tensor import QuantTensor
 class SkinnyWeight:
     """A weight [N, K]; others may read the tensor itself."""
 
-    def __init__(self, weight: Tensor, scratch: SkinnyScratch) -> None:
+    def __init__(self, weight: Tensor, scratch: SkinnyScratch, *, exact: bool = False) -> None:
         self.weight = weight
         self._scratch = scratch
+        self._exact = exact
+        if exact:
+            scratch.reserve(exact_tile(len(weight), EXACT_ROWS), EXACT_ROWS, len(weight))
+            return
         self._tiles = dense_tiles(weight.shape[0], weight.shape[1], scratch.shared_bytes)
         for rows, tile in zip(ROWS, self._tiles, strict=True):
             if tile is not None:
@@ -47,28 +51,36 @@ class SkinnyWeight:
         return look_up(self.weight, ids)
 
     def _skinny(self, x: Tensor, dtype: torch.dtype) -> Tensor | None:
-        tile = self._tile(len(x))
-        if tile is None:
-            return None
+        """x · weightᵀ by our kernels; None where the library's product is to serve."""
         out = torch.empty(len(x), len(self.weight), dtype=dtype, device=x.device)
-        multiply(x, self.weight, out, tile, self._scratch)
+        if self._exact:
+            for start in range(0, len(x), EXACT_ROWS):
+                part = x[start : start + EXACT_ROWS]
+                tile = exact_tile(len(self.weight), len(part))
+                multiply(part, self.weight, out[start : start + EXACT_ROWS], tile, self._scratch)
+            return out
+        chosen = self._tiles[bucket(len(x))] if 0 < len(x) <= MAX_ROWS else None
+        if chosen is None:
+            return None
+        multiply(x, self.weight, out, chosen, self._scratch)
         return out
-
-    def _tile(self, rows: int) -> SkinnyTile | None:
-        return self._tiles[bucket(rows)] if 0 < rows <= MAX_ROWS else None
 
 
 class SkinnyRoute:
-    """bfloat16 or float16. Not row-invariant: kernel and order of addition go by the number of rows."""
+    """bfloat16 or float16. Row-invariant if `exact`; else kernel and order of addition go by the number of rows."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, scratch: SkinnyScratch) -> None:
+    def __init__(
+        self, dtype: torch.dtype, device: torch.device, scratch: SkinnyScratch, *, exact: bool = False
+    ) -> None:
+        self._exact = exact
         self._dtype = dtype
         self._device = device
         self._scratch = scratch
 
     @property
     def properties(self) -> RouteProperties:
-        return RouteProperties(str(self._dtype).removeprefix("torch."), False, torch.finfo(self._dtype).eps / 2)
+        name = "exact " * self._exact + str(self._dtype).removeprefix("torch.")
+        return RouteProperties(name, self._exact, torch.finfo(self._dtype).eps / 2)
 
     @property
     def serves_embedding(self) -> bool:
@@ -78,7 +90,7 @@ class SkinnyRoute:
         return None
 
     def pack(self, shards: Sequence[QuantTensor]) -> SkinnyWeight:
-        return SkinnyWeight(stack(shards, self._dtype).to(self._device), self._scratch)
+        return SkinnyWeight(stack(shards, self._dtype).to(self._device), self._scratch, exact=self._exact)
 
     def packed_bytes(self, shard: QuantTensor) -> int:
         return math.prod(shard.shape) * self._dtype.itemsize
