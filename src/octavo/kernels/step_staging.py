@@ -15,6 +15,7 @@ from torch import Tensor
 _ALIGNMENT = 16  # bytes; what Triton specialises pointers on
 _LEAST_BYTES = 1 << 16
 _HOST_BUFFERS = 4  # more than steps are ever under way, so that a buffer's last copy is over when its turn comes
+_MOST_VIEWS = 256
 _DTYPES: dict[str, torch.dtype] = {"int64": torch.int64, "int32": torch.int32}
 
 
@@ -31,6 +32,7 @@ class StepStaging:
         self._device = device
         self._used = self._needed = self._turn = 0
         self._buffer = torch.empty(0, dtype=torch.uint8, device=device)
+        self._views: dict[tuple[int, int, torch.dtype], Tensor] = {}
         self._hosts: list[_HostBuffer] = []
 
     def begin(self) -> None:
@@ -59,7 +61,16 @@ class StepStaging:
             return host.clone()
         self._used = start + -(-size // _ALIGNMENT) * _ALIGNMENT
         self._hosts[self._turn].bytes[start : start + size] = np.ascontiguousarray(values).view(np.uint8)
-        return self._buffer[start : start + size].view(_DTYPES[values.dtype.name])
+        return self._view(start, size, _DTYPES[values.dtype.name])
+
+    def _view(self, start: int, size: int, dtype: torch.dtype) -> Tensor:
+        """Part of the buffer. Most steps ask for the same parts as the one before."""
+        found = self._views.get((start, size, dtype))
+        if found is None:
+            if len(self._views) >= _MOST_VIEWS:
+                self._views.clear()
+            found = self._views[start, size, dtype] = self._buffer[start : start + size].view(dtype)
+        return found
 
     def send(self) -> None:
         """Have the device take over all that was put since `begin`. Waits for nothing."""
@@ -73,6 +84,7 @@ class StepStaging:
         size = max(_LEAST_BYTES, 1 << (num_bytes - 1).bit_length())
         for host in self._hosts:
             host.wait()
+        self._views.clear()
         self._buffer = torch.zeros(size, dtype=torch.uint8, device=self._device)
         self._hosts = [_HostBuffer(size, pinned=self._device.type == "cuda") for _ in range(_HOST_BUFFERS)]
 
