@@ -27,6 +27,7 @@ COMMANDS = {
     "bench grammar",
     "bench prefill",
     "bench kernels",
+    "bench gemm",
     "bench serving",
     "bench overhead",
     "bench storage",

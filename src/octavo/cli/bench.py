@@ -271,6 +271,33 @@ def kernels(
                 plot_kernels(run, plot)
 
 
+@app.command("gemm")
+def gemm(
+    only: Annotated[
+        str, option("--only", help="Measure only weights whose name holds this, such as Qwen3 or down.")
+    ] = "",
+    rows: Annotated[str, option("--rows", help="Rows of the input, 1 to 64, comma-separated.")] = "1,2,4,8,16,32,64",
+    as_json: flags.AsJson = False,
+) -> None:
+    """Products of few rows on a CUDA device: our kernels, of bfloat16 and codes, beside the library's, in one run."""
+    counts = [int(each) if each.isdecimal() else 0 for each in rows.split(",")]
+    if not all(1 <= count <= 64 for count in counts):
+        raise InvalidRequest(f"the rows are {rows!r}; give numbers from 1 to 64, comma-separated")
+    import torch
+
+    if not torch.cuda.is_available():
+        raise InvalidRequest("products are measured on a CUDA device, and torch sees none; run this where there is one")
+    from octavo.bench.gemm import CODE_FORMS, SHAPES, GemmRun, bench_gemm
+    from octavo.bench.gemm_report import cell_line, report_lines
+
+    run = GemmRun([shape for shape in SHAPES if only in shape.name], counts, CODE_FORMS)
+    try:
+        bench_gemm(run, lambda cell: print(f"octavo: {cell_line(cell)}", file=sys.stderr, flush=True))
+    finally:  # what ends it early, an interrupt too, loses nothing that was measured
+        if run.cells:
+            print(json.dumps(run.as_object()) if as_json else "\n".join(report_lines(run)), flush=True)
+
+
 @app.command("overhead")
 def overhead(
     clients: Annotated[int, option("--clients", help="Streams at once, compared with the engine alone.")] = 32,
