@@ -11,7 +11,7 @@ import torch
 from octavo.config import EngineConfig
 from octavo.engine.loaded_model import load_model, plan_model
 from octavo.engine.model_runner import ModelRunner
-from octavo.kernels.rows import HeadWeights, rotate_heads
+from octavo.kernels.rows import HeadWeights, Rotation
 from octavo.models.inputs import ForwardInputs
 from octavo.step_batch import StepBatch, StorageKind
 from tests.schedules import HandScheduler, random_shares
@@ -110,12 +110,13 @@ def test_logits_equal_those_of_transformers(case, storage, schedule):
         assert (logits - expected).abs().max() <= TOLERANCE
 
 
-def unrotated(qkv, num_q, num_k, cos, sin, norms=None, eps=0.0):
-    return rotate_heads(qkv, num_q, num_k, torch.ones_like(cos), torch.zeros_like(sin), norms, eps)
+def unrotated(self, position, limit):
+    shape = limit, 2 * len(self.inverse_frequencies)
+    return Rotation(torch.ones(shape), torch.zeros(shape), position)
 
 
 MUTATIONS = {
-    "rope": ("octavo.kernels.rows.rotate_heads", unrotated),
+    "rope": ("octavo.layers.rotary.Rotary.at", unrotated),
     "norms": ("octavo.layers.norm.RMSNorm.after_", lambda self, x, y, inner=None: x if y is None else x.add_(y)),
 }
 

@@ -7,6 +7,8 @@ from torch import Tensor
 from octavo.kernels.rows import Activation, gate
 from octavo.layers.linear import Linear
 
+_FEW = 64  # rows whose intermediate results fit the caches, so that one call for all kernels pays
+
 
 class GatedMLP:
     """down(act(gate(x)) · up(x)), with gate and up as one product."""
@@ -15,7 +17,12 @@ class GatedMLP:
         self._gate_up = gate_up
         self._down = down
         self._activation: Activation = activation
+        gate_up_codes, down_codes = gate_up.affine, down.affine
+        self._codes = None if gate_up_codes is None or down_codes is None else (gate_up_codes, down_codes)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H] in float32 or the compute dtype."""
+        if self._codes is not None and x.shape[0] <= _FEW:
+            gate_up, down = self._codes
+            return gate_up.gated_mlp(x, self._activation == "gelu_tanh", down)
         return self._down(gate(self._gate_up(x), self._activation))

@@ -10,6 +10,7 @@ from torch import Tensor
 from octavo.cache.spec import LayerSpec
 from octavo.kernels.chunked_attention import AttentionSpan, bare_span
 from octavo.kernels.cpu.attention import AttentionKernel, AttentionStep, Placement, StoredRows
+from octavo.kernels.rows import HeadWeights, Rotation
 from octavo.step_batch import StepBatch, StepRow, StorageKind
 from octavo.storage.block_table import BlockTable
 from octavo.storage.codecs import Codec
@@ -42,6 +43,13 @@ class CompiledPlan:
     rings: AttentionStep | None
     staged: tuple[StagedRow, ...]
     routes: tuple[tuple[Route, str], ...]
+
+    @property
+    def single(self) -> AttentionStep | None:
+        """What stores and attends all tokens where they lie, if one thing does."""
+        if self.staged or (self.direct is not None and self.rings is not None):
+            return None
+        return self.direct or self.rings
 
 
 class CompiledAttention:
@@ -104,7 +112,9 @@ class CompiledAttention:
                     gathered = gather_plan(row, q0, group, table, span, self._scratch, torch.device("cpu"))
                     staged.append(_staged(gathered, span))
             q0 = q1
-        return CompiledPlan(q0, _step(written), _step(direct), _step(rings), tuple(staged), tuple(routes))
+        stored = _step(written)
+        attended = stored if len(direct) == len(written) else _step(direct)
+        return CompiledPlan(q0, stored, attended, _step(rings), tuple(staged), tuple(routes))
 
     def routes(self, plan: CompiledPlan) -> tuple[tuple[Route, str], ...]:
         return plan.routes
@@ -130,6 +140,29 @@ class CompiledAttention:
             rows = StoredRows(views.keys.transpose(0, 1)), StoredRows(views.values.transpose(0, 1))
             kernel.run(q, *rows, staged.step, out, store.sinks)
         return out
+
+    def takes_qkv(self, plan: CompiledPlan) -> bool:
+        """Whether `compute_qkv` serves the step."""
+        return plan.single is not None and self._spec.k_dim == self._spec.v_dim
+
+    def compute_qkv(
+        self,
+        plan: CompiledPlan,
+        store: LayerStore,
+        qkv: Tensor,
+        rotation: Rotation,
+        weights: HeadWeights,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """`KVCache.attend_qkv` of a step that `takes_qkv`."""
+        step, spec = plan.single, self._spec
+        assert step is not None
+        biased = qkv if weights.bias is None else qkv + weights.bias
+        heads = biased.float().contiguous().view(plan.num_tokens, -1, spec.k_dim)
+        out = torch.empty(plan.num_tokens, spec.num_q_heads, spec.v_dim)
+        keys, values = store.kernel_ring if step is plan.rings else store.kernel_blocks
+        self._kernel.run_qkv(heads, (rotation.cos, rotation.sin), weights.norms, keys, values, step, out, store.sinks)
+        return out.to(dtype)
 
     def _staged_ring(self, row: StepRow, q0: int, window: int) -> StagedRow:
         span = bare_span(row.start, row.stop, window)

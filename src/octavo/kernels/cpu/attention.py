@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -19,6 +19,19 @@ Encoding = Literal["q8_0", "q4_0", "turbo4"]
 _DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _ENCODINGS: dict[Encoding, int] = {"q8_0": 3, "q4_0": 4, "turbo4": 5}
 _MOST_QUERIES_PER_HEAD = 32
+
+
+class HeadNorms(Protocol):
+    """Weights [D] float32 of queries' and keys' norms, and eps."""
+
+    @property
+    def q(self) -> Tensor: ...
+
+    @property
+    def k(self) -> Tensor: ...
+
+    @property
+    def eps(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +145,6 @@ class AttentionKernel:
         The tokens of `step` go to out [T, Hq, Dv] float32, contiguous. `sinks` [Hq] float32, contiguous, are learned
         logits that join each softmax and add no value.
         """
-        sinks_pointer = None if sinks is None else sinks.data_ptr()
         failed = self._functions.octavo_attend(
             q.data_ptr(),
             q.stride(0),
@@ -141,8 +153,52 @@ class AttentionKernel:
             step.pointer,
             step.count,
             self._pointer,
-            sinks_pointer,
+            _pointer(sinks),
             out.data_ptr(),
         )
-        if failed:
-            raise CapacityError("no memory is left for attention's workspace; lower --threads or --max-context")
+        _check(failed)
+
+    def run_qkv(
+        self,
+        qkv: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        norms: HeadNorms | None,
+        k: StoredRows,
+        v: StoredRows,
+        step: AttentionStep,
+        out: Tensor,
+        sinks: Tensor | None = None,
+    ) -> None:
+        """Normalise and rotate heads, store keys and values, and `run`, in one call, for all tokens of the step.
+
+        qkv [T, Hq + 2 Hkv, D] float32, contiguous, is overwritten. `rotation` is cos and sin [T, D] float32, sin with
+        the sign of its half. Otherwise as `run`.
+        """
+        cos, sin = rotation
+        failed = self._functions.octavo_attend_qkv(
+            qkv.data_ptr(),
+            qkv.shape[0],
+            qkv.shape[2],
+            cos.data_ptr(),
+            sin.data_ptr(),
+            None if norms is None else norms.q.data_ptr(),
+            None if norms is None else norms.k.data_ptr(),
+            0.0 if norms is None else norms.eps,
+            k.pointer,
+            v.pointer,
+            step.pointer,
+            step.count,
+            self._pointer,
+            _pointer(sinks),
+            out.data_ptr(),
+        )
+        _check(failed)
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _check(failed: int) -> None:
+    if failed:
+        raise CapacityError("no memory is left for attention's workspace; lower --threads or --max-context")

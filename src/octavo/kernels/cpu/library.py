@@ -83,6 +83,10 @@ _PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
     "octavo_linear": (c_int32, (c_void_p, c_int32, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int64)),
     "octavo_lookup": (None, (c_void_p, c_int64, c_void_p, c_int64, c_void_p)),
     "octavo_rms_norm": (None, (c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p)),
+    "octavo_add_rms_norm": (
+        None,
+        (c_void_p, c_void_p, c_void_p, c_float, c_void_p, c_int64, c_int64, c_float, c_void_p),
+    ),
     "octavo_rotate": (
         None,
         (c_void_p, c_int64, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_float),
@@ -92,6 +96,17 @@ _PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
     "octavo_attend": (
         c_int32,
         (c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p),
+    ),
+    "octavo_attend_qkv": (
+        c_int32,
+        (
+            *(c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_float),
+            *(c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p),
+        ),
+    ),
+    "octavo_gated_mlp": (
+        c_int32,
+        (c_void_p, c_int64, c_int64, c_void_p, c_int32, c_int64, c_int32, c_void_p, c_int32, c_void_p),
     ),
     "octavo_instructions": (ctypes.c_char_p, ()),
 }

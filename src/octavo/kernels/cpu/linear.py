@@ -40,6 +40,7 @@ class PackedAffine:
         assert functions is not None
         forms = [(kernel_bits(m.bits, m.group, m.minimum is not None), m) for m in matrices]
         self._linear, self._lookup = functions.octavo_linear, functions.octavo_lookup
+        self._gated_mlp = functions.octavo_gated_mlp
         self.num_rows = sum(len(matrix.codes) for matrix in matrices)
         self.num_columns = int(matrices[0].codes.shape[1])
         sizes = [
@@ -87,6 +88,28 @@ class PackedAffine:
         )
         if failed:
             raise CapacityError(f"no memory is left to multiply {num_tokens} rows; shorten the prefill chunk")
+        return y
+
+    def gated_mlp(self, x: Tensor, gelu: bool, down: PackedAffine) -> Tensor:
+        """x [T, K] -> down(activation(gates) · values) [T, N], where this matrix gives gates before values."""
+        x = x.float().contiguous()
+        assert x.shape[1] == self.num_columns, (x.shape, self.num_columns)
+        assert self.num_rows == 2 * down.num_columns, (self.num_rows, down.num_columns)
+        y = torch.empty(x.shape[0], down.num_rows)
+        failed = self._gated_mlp(
+            x.data_ptr(),
+            x.shape[0],
+            self.num_columns,
+            self._pointer,
+            self._num_parts,
+            down.num_columns,
+            int(gelu),
+            down._pointer,
+            down._num_parts,
+            y.data_ptr(),
+        )
+        if failed:
+            raise CapacityError(f"no memory is left to multiply {x.shape[0]} rows; shorten the prefill chunk")
         return y
 
     def lookup(self, ids: Tensor) -> Tensor:

@@ -19,6 +19,29 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return y
 
 
+def add_rms_norm_(x: Tensor, y: Tensor, weight: Tensor, eps: float, inner: tuple[Tensor, float] | None) -> Tensor:
+    """Add y to x, both [..., N] float32 and contiguous, after a norm by `inner` (weight, eps) if there is one.
+
+    Returns `rms_norm` of the sum.
+    """
+    functions = library.load().functions
+    assert functions is not None
+    normed = torch.empty_like(x)
+    width = x.shape[-1]
+    functions.octavo_add_rms_norm(
+        x.data_ptr(),
+        y.data_ptr(),
+        None if inner is None else inner[0].data_ptr(),
+        0.0 if inner is None else inner[1],
+        weight.data_ptr(),
+        x.numel() // width,
+        width,
+        eps,
+        normed.data_ptr(),
+    )
+    return normed
+
+
 def rotate_heads_(
     qkv: Tensor,
     num_q: int,

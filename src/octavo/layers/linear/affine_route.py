@@ -17,20 +17,20 @@ class AffineWeight:
     """Shards may have encodings of their own: each is multiplied in its own form."""
 
     def __init__(self, packed: PackedAffine) -> None:
-        self._packed = packed
+        self.packed = packed
 
     @property
     def num_bytes(self) -> int:
-        return self._packed.num_bytes
+        return self.packed.num_bytes
 
     def apply(self, x: Tensor) -> Tensor:
-        return self._packed.multiply(x)
+        return self.packed.multiply(x)
 
     def apply_float32(self, x: Tensor) -> Tensor:
-        return self._packed.multiply(x)
+        return self.packed.multiply(x)
 
     def lookup(self, ids: Tensor) -> Tensor:
-        return self._packed.lookup(ids)
+        return self.packed.lookup(ids)
 
 
 class AffineRoute:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from octavo.kernels.cpu.linear import PackedAffine
+from octavo.layers.linear.affine_route import AffineWeight
 from octavo.layers.linear.route import PackedWeight
 
 
@@ -13,6 +15,11 @@ class Linear:
     def __init__(self, weight: PackedWeight, bias: Tensor | None = None) -> None:
         self._weight = weight
         self.bias = bias
+
+    @property
+    def affine(self) -> PackedAffine | None:
+        """The weight, if it is one of the compiled kernels' and nothing is added to the product."""
+        return self._weight.packed if self.bias is None and isinstance(self._weight, AffineWeight) else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [T, K] float32 or the compute dtype, contiguous -> [T, N] in either; float32 where there is a bias."""

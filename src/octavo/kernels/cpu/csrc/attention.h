@@ -32,4 +32,10 @@ typedef struct {
     float scale, softcap;                      // softcap 0: none
 } octavo_heads;
 
+void octavo_store(const float *x, int64_t stride, int64_t num_heads, const octavo_rows *rows,
+                  const octavo_sequence *sequences, int64_t count);
+int32_t octavo_attend(const float *q, int64_t q_stride, const octavo_rows *k, const octavo_rows *v,
+                      const octavo_sequence *sequences, int64_t count, const octavo_heads *heads, const float *sinks,
+                      float *out);
+
 #endif

@@ -161,8 +161,6 @@ static void multiply_item(void *job, int64_t first, int64_t last) {
     }
 }
 
-// x [rows, columns] float32 -> y [rows, sum of the parts' rows] float32. Strides in elements. Returns 0, or 1 if
-// memory ran out.
 int32_t octavo_linear(const octavo_weight *parts, int32_t num_parts, int64_t columns, const float *x, int64_t x_stride,
                       int64_t rows, float *y, int64_t y_stride) {
     if (rows <= 0) return 0;

@@ -15,6 +15,11 @@ typedef struct {
     float unit;          // scales and minima are stored as float16, divided by this power of two
 } octavo_weight;
 
+// x [rows, columns] float32 -> y [rows, sum of the parts' rows] float32. Strides in elements. Returns 0, or 1 if
+// memory ran out.
+int32_t octavo_linear(const octavo_weight *parts, int32_t num_parts, int64_t columns, const float *x, int64_t x_stride,
+                      int64_t rows, float *y, int64_t y_stride);
+
 int64_t octavo_packed_bytes(int64_t rows, int64_t columns, int32_t bits, int32_t group, int32_t has_minimum);
 
 #endif

@@ -1,5 +1,7 @@
 // Norms, rotary embedding, gates: one row at a time, so that a row never depends on its neighbours.
 
+#include "rowwise.h"
+
 #include <math.h>
 
 #include "pool.h"
@@ -46,6 +48,35 @@ static void norm_item(void *job, int64_t first, int64_t last) {
 void octavo_rms_norm(const float *x, const float *weight, int64_t rows, int64_t width, float eps, float *y) {
     norm_job job = {x, weight, y, width, eps};
     octavo_parallel(rows, rows_per_item(width), norm_item, &job);
+}
+
+typedef struct {
+    float *x;
+    const float *added, *inner_weight, *weight;
+    float *y;
+    int64_t width;
+    float inner_eps, eps;
+} add_norm_job;
+
+static void add_norm_item(void *job, int64_t first, int64_t last) {
+    const add_norm_job *j = job;
+    for (int64_t row = first; row < last; row++) {
+        float *x = j->x + row * j->width, *y = j->y + row * j->width;
+        const float *added = j->added + row * j->width;
+        if (j->inner_weight) {
+            norm_row(added, j->inner_weight, j->width, j->inner_eps, y);
+            added = y;
+        }
+        for (int64_t i = 0; i < j->width; i++) x[i] += added[i];
+        norm_row(x, j->weight, j->width, j->eps, y);
+    }
+}
+
+// x += added, after a norm of its own if there is an inner weight; then y = norm(x). All [rows, width] contiguous.
+void octavo_add_rms_norm(float *x, const float *added, const float *inner_weight, float inner_eps, const float *weight,
+                         int64_t rows, int64_t width, float eps, float *y) {
+    add_norm_job job = {x, added, inner_weight, weight, y, width, inner_eps, eps};
+    octavo_parallel(rows, rows_per_item(width), add_norm_item, &job);
 }
 
 typedef struct {

@@ -1,0 +1,11 @@
+// What other kernels use of rowwise.c.
+#ifndef OCTAVO_ROWWISE_H
+#define OCTAVO_ROWWISE_H
+
+#include <stdint.h>
+
+void octavo_rotate(float *x, int64_t rows, int64_t stride, int64_t num_q, int64_t num_k, int64_t dim, const float *cos,
+                   const float *sin, const float *q_weight, const float *k_weight, float eps);
+void octavo_gate(const float *x, int64_t rows, int64_t width, int32_t gelu, float *y);
+
+#endif
