@@ -14,7 +14,7 @@ from octavo.engine.events import Fault, RequestTimes, StepEvent
 from octavo.engine.machine import MachineSnapshot, MachineView, RequestProgress
 from octavo.engine.profile import Profile, ProfileSettings
 from octavo.engine.serving import EngineState, EngineStatus, ModelInfo
-from octavo.engine.stats import BlockCounts, EngineStats, HistogramCounts, PrefixCounts, RouteCount
+from octavo.engine.stats import BlockCounts, DecodeSteps, EngineStats, HistogramCounts, PrefixCounts, RouteCount
 from octavo.errors import EngineFault, InvalidRequest, NotReady, OctavoError, ShuttingDown
 from octavo.outputs import FinishReason, TextDelta, TokenLogprobs
 from octavo.request import Request
@@ -82,6 +82,7 @@ STATS = EngineStats(
     preemptions=1,
     prefix=PrefixCounts(hits=4, misses=3, hit_tokens=32, evictions=2, rejects=1),
     routes=(RouteCount("fused_decode", "paged rows", 9), RouteCount("gather", "no compiled kernel", 2)),
+    decode_steps=(DecodeSteps("replayed", 7), DecodeSteps("a row of several tokens", 3)),
     kv_bytes=4096,
     weight_bytes=8192,
 )

@@ -43,6 +43,8 @@ def test_the_page_shows_what_the_engine_counts() -> None:
         "octavo_prefix_cache_rejects_total": 1,
         "octavo_preemptions_total": 1,
         "octavo_attention_route_total{reason=paged rows,route=fused_decode}": 9,
+        "octavo_decode_steps_total{how=replayed}": 7,
+        "octavo_decode_steps_total{how=a row of several tokens}": 3,
         "octavo_step_seconds_bucket{le=0.01}": 4,
         "octavo_step_seconds_bucket{le=0.1}": 9,
         "octavo_step_seconds_bucket{le=+Inf}": 11,

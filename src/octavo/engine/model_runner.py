@@ -22,6 +22,11 @@ class ModelRunner:
         self.cache = cache
         self.graphs = graphs
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """How decode steps were run, see `GraphRunner.counts`; nothing where there are no graphs."""
+        return {} if self.graphs is None else dict(self.graphs.counts)
+
     @torch.inference_mode()
     def forward(self, batch: StepBatch, token_ids: Tensor | None = None) -> Tensor:
         """Hidden states [T, H] after the last norm, of every token in batch order. Stores the K/V of each.

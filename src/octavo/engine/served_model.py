@@ -13,7 +13,7 @@ from octavo.engine.machine import MachineView
 from octavo.engine.machine_view import view_machine
 from octavo.engine.profile import Profile, ProfileSettings
 from octavo.engine.serving import ModelInfo
-from octavo.engine.stats import BlockCounts, PrefixCounts, RouteCount
+from octavo.engine.stats import BlockCounts, DecodeSteps, PrefixCounts, RouteCount
 from octavo.engine.step_meter import EngineUsage
 
 
@@ -85,6 +85,7 @@ class ServedCore(EngineCore):
                 RouteCount(route.value, reason, count)
                 for (route, reason), count in self.runner.cache.routes.counts.items()
             ),
+            decode_steps=tuple(DecodeSteps(how, count) for how, count in self.runner.counts.items()),
             kv_bytes=self.ledger.kv_bytes,
             weight_bytes=self.ledger.weight_bytes,
         )

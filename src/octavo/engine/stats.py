@@ -44,6 +44,16 @@ class RouteCount:
 
 
 @dataclass(frozen=True, slots=True)
+class DecodeSteps:
+    """Steps of a GPU that were `replayed` from a graph, or launched otherwise for the reason that `how` says; and
+    graphs `recorded`.
+    """
+
+    how: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """Counters since the engine began, and how full it is now. Times are seconds."""
 
@@ -59,6 +69,7 @@ class EngineStats:
     preemptions: int
     prefix: PrefixCounts = PrefixCounts()
     routes: tuple[RouteCount, ...] = ()
+    decode_steps: tuple[DecodeSteps, ...] = ()
     kv_bytes: int = 0
     weight_bytes: int = 0
     queue_by_priority: dict[int, int] = field(default_factory=dict)

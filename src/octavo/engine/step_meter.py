@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from octavo.engine.stats import BlockCounts, EngineStats, HistogramCounts, PrefixCounts, RouteCount
+from octavo.engine.stats import BlockCounts, DecodeSteps, EngineStats, HistogramCounts, PrefixCounts, RouteCount
 
 STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 BATCH_SIZES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
@@ -20,6 +20,7 @@ class EngineUsage:
     blocks: tuple[BlockCounts, ...] = ()
     prefix: PrefixCounts = field(default_factory=PrefixCounts)
     routes: tuple[RouteCount, ...] = ()
+    decode_steps: tuple[DecodeSteps, ...] = ()
     kv_bytes: int = 0
     weight_bytes: int = 0
 
@@ -93,6 +94,7 @@ class StepMeter:
             preemptions=core.preemptions,
             prefix=usage.prefix,
             routes=usage.routes,
+            decode_steps=usage.decode_steps,
             kv_bytes=usage.kv_bytes,
             weight_bytes=usage.weight_bytes,
             queue_by_priority=dict(core.queue_by_priority),

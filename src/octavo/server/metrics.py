@@ -192,6 +192,12 @@ def _counters(stats: EngineStats) -> Iterable[Metric]:
     if len(shown) > MAX_ROUTE_SERIES:
         routes.add_metric(("other", "other"), sum(each.count for each in shown[MAX_ROUTE_SERIES:]))
     yield routes
+    decode = CounterMetricFamily(
+        "octavo_decode_steps", "Steps of a GPU replayed from graphs, or why not; graphs recorded.", labels=("how",)
+    )
+    for steps in stats.decode_steps:
+        decode.add_metric((steps.how,), steps.count)
+    yield decode
 
 
 def _labelled_gauge(
