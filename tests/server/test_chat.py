@@ -246,6 +246,8 @@ def test_a_fault_of_one_choice_ends_the_others_of_its_call() -> None:
 
 def test_the_model_must_be_ready() -> None:
     assert chat(FakeEngine(state="loading")).status == 503
+    loading = chat(FakeEngine(state="loading", reason="loading the model: 40%")).error["message"]
+    assert loading == "the model is not ready (loading the model: 40%); try again soon"
     assert chat(FakeEngine(state="failed", reason="it died")).status == 503
 
 

@@ -116,6 +116,8 @@ def test_requests_that_outlast_the_deadline_end_with_an_error_of_their_own() -> 
         thread.join(10)
         errors = [json.loads(line[6:]) for line in lines if line.startswith('data: {"error"')]
         assert [error["error"]["code"] for error in errors] == ["shutting_down"]
+        *_, access, drained = server.log.splitlines()
+        assert "/v1/chat/completions 200 shutting_down" in access and drained.endswith("octavo.server: drained")
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from api_calls import CHAT, COMPLETIONS, HI, app_over, chat, events_of, post, reasons_of, streamed, texts_of, whole
-from asgi_calls import JSON
+from asgi_calls import JSON, call, fake_app
 from fake_engine import FakeEngine, byte_tokenizer
 
 from octavo.engine.events import StepEvent
@@ -173,6 +173,39 @@ def test_an_error_in_mid_stream_is_the_last_event(path: str, body: dict[str, Any
     *chunks, last = events_of(answer.body)
     assert texts_of(chunks) == {0: "Hel"} and reasons_of(chunks) == {}
     assert set(last) == {"error"} and last["error"]["code"] == code and fault in last["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/responses", "/v1/messages"])
+@pytest.mark.parametrize(
+    ("fault", "outcome"),
+    [
+        ("shut_down", "shutting_down"),
+        ("request_timeout", "request_timeout"),
+        ("engine_died", "engine_died"),
+        ("slow_reader", "slow_reader"),
+        ("queue_timeout", "queue_timeout"),
+        ("fault", "server_error"),
+        ("invalid_grammar", "client_error"),
+    ],
+)
+def test_the_log_and_the_metrics_have_the_outcome_that_the_client_was_told(
+    stream: bool, path: str, fault: Any, outcome: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="octavo.access")
+    body = {
+        CHAT: {"messages": HI},
+        COMPLETIONS: {"prompt": "x"},
+        "/v1/responses": {"input": "x"},
+        "/v1/messages": {"messages": HI, "max_tokens": 9},
+    }[path]
+    app = fake_app(FakeEngine(fault=fault, fault_after=3))
+    call(app, "POST", path, [JSON], json.dumps({**body, "stream": stream}).encode())
+    (line,) = [record.args for record in caplog.records if record.name == "octavo.access"]
+    assert isinstance(line, dict) and line["outcome"] == outcome and (line["status"] == 200) == stream
+    page = call(app, "GET", "/metrics").body.decode()
+    assert f'octavo_requests_total{{endpoint="{path}",outcome="{outcome}"}} 1.0' in page
+    assert f'endpoint="{path}",outcome="ok"' not in page
 
 
 def test_an_engine_that_dies_in_mid_stream_is_an_error_event_too() -> None:

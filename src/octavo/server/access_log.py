@@ -19,7 +19,7 @@ OnAnswered = Callable[[str, str, float], None]
 
 
 class AccessLog:
-    """ASGI middleware. A handler whose stream fails after its 200 says so with `request.state.outcome`."""
+    """ASGI middleware. A handler whose stream fails after its 200 says so with `note_outcome`."""
 
     def __init__(self, app: ASGIApp, on_answered: OnAnswered) -> None:
         self._app = app

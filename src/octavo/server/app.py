@@ -20,7 +20,7 @@ from octavo.server import api, cache_routes, health, models_route, profile_route
 from octavo.server.access_log import AccessLog
 from octavo.server.auth import Authentication, KeyRing
 from octavo.server.cors import Cors
-from octavo.server.errors import HttpError, error_response, http_error, invalid
+from octavo.server.errors import HttpError, error_response, http_error, invalid, outcome_of
 from octavo.server.live import page
 from octavo.server.live import routes as live_routes
 from octavo.server.live.feed import MachineFeed
@@ -32,6 +32,7 @@ from octavo.server.paths import RootPath, route_path
 from octavo.server.request_body import RequestBody
 from octavo.server.request_ids import RequestIds
 from octavo.server.responses import routes as responses_routes
+from octavo.server.sent_response import note_outcome
 from octavo.server.settings import ServerSettings
 from octavo.server.state import ServerState
 from octavo.server.tracing.call import CallTrace
@@ -105,6 +106,7 @@ async def _on_own_error(request: Request, error: Exception) -> Response:
     answer = http_error(cast(OctavoError, error))
     if answer.status == 500:
         _log.error("%s", answer)
+    note_outcome(request.scope, outcome_of(answer))
     return error_response(answer)
 
 

@@ -10,6 +10,10 @@ from starlette.responses import JSONResponse
 from octavo.engine.events import Fault
 from octavo.errors import CapacityError, InvalidGrammar, InvalidRequest, NotReady, OctavoError, QueueFull, ShuttingDown
 
+# Codes that are outcomes of their own in the log, the metrics and traces; other errors are told by their status.
+OUTCOME_CODES = frozenset(
+    {"not_ready", "shutting_down", "queue_timeout", "request_timeout", "engine_died", "slow_reader"}
+)
 RETRY_AFTER_S = 5  # for what passes by itself, but not at once: loading, draining, a long queue
 # The official client repeats every 5xx by itself unless told not to.
 NO_RETRY = {"x-should-retry": "false"}
@@ -98,6 +102,21 @@ def fault_error(fault: Fault, message: str) -> HttpError:
         return HttpError(504, message, type="timeout_error", code=fault, headers=NO_RETRY)
     code = "engine_fault" if fault == "fault" else fault
     return HttpError(500, message, type="server_error", code=code, headers=NO_RETRY)
+
+
+def outcome_of(error: OctavoError) -> str:
+    """What became of a request that `error` ended, in a word: what its client was told, where that has a code."""
+    answer = http_error(error)
+    return answer.code if answer.code in OUTCOME_CODES else outcome_of_status(answer.status)
+
+
+def outcome_of_status(status: int) -> str:
+    """What became of a request that was answered with `status`."""
+    if status in (429, 503):
+        return "overloaded"
+    if status >= 500:
+        return "server_error"
+    return "client_error" if status >= 400 else "ok"
 
 
 def error_response(error: OctavoError) -> JSONResponse:

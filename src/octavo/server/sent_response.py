@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from starlette.types import Message, Scope, Send
 
+from octavo.server.errors import outcome_of_status
+
 CLIENT_GONE = 499  # shown for a request whose client left before its answer was complete
 
 
@@ -29,22 +31,23 @@ class SentResponse:
 
     @property
     def outcome(self) -> str:
-        """What became of the request: what its handler says, else ok, client_error, overloaded, server_error or
-        disconnected.
+        """What became of the request: what its handler says (`note_outcome`), else ok, client_error, overloaded,
+        server_error or disconnected.
         """
         said: str | None = self._scope["state"].get("outcome")
         if said:
             return said
         if self.status == CLIENT_GONE:
             return "disconnected"
-        if self.status in (429, 503):
-            return "overloaded"
-        if self.status >= 500:
-            return "server_error"
-        return "client_error" if self.status >= 400 else "ok"
+        return outcome_of_status(self.status)
 
     @property
     def endpoint(self) -> str:
         """The template of the route that served it, so that a metric has as many series as there are routes."""
         route = self._scope.get("route")
         return "other" if route is None else str(route.path)
+
+
+def note_outcome(scope: Scope, outcome: str) -> None:
+    """Say what became of a request where its status does not, as of a stream that an error ended after its 200."""
+    scope.setdefault("state", {})["outcome"] = outcome

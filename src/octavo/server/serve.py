@@ -119,6 +119,9 @@ async def _serve(
             if not signals.first.done():
                 return 1
             await _drain(engine, settings.drain_timeout_s)
+            server.should_exit = True
+            await serving  # so that the last requests are logged before the end is
+            _log.info("drained")
             return 0
         finally:
             loading.cancel()
@@ -152,7 +155,6 @@ async def _drain(engine: ServingEngine, deadline_s: float) -> None:
             await engine.drain(deadline_s)
     except TimeoutError:
         _log.error("the engine has not drained %g seconds after the deadline; it is stopped", DRAIN_GRACE_S)
-    _log.info("drained")
 
 
 def _allow_open_files(num_files: int) -> None:

@@ -39,9 +39,10 @@ class ServerState:
         """What needs a loaded model. Raises `NotReady` with the reason while there is none."""
         status = self.engine.status
         if status.state in ("loading", "failed", "stopped"):
+            if status.state == "loading":  # whose reason says so itself
+                raise NotReady(f"the model is not ready ({status.reason or 'loading'}); try again soon")
             because = f": {status.reason}" if status.reason else ""
-            remedy = "try again soon" if status.state == "loading" else "the server has to be started again"
-            raise NotReady(f"the model is not ready ({status.state}{because}); {remedy}")
+            raise NotReady(f"the model is not ready ({status.state}{because}); the server has to be started again")
         return self.engine.info, self.engine.tokenizer
 
     def model_names(self) -> tuple[str, ...]:

@@ -15,7 +15,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.errors import OctavoError
+from octavo.server.errors import outcome_of
 from octavo.server.generation import CallUsage, ChoiceDelta, Generation, joined
+from octavo.server.sent_response import note_outcome
 
 STALL_S = 30.0  # that a client may leave what was sent to it unread
 _KEEP_ALIVE = b": keep-alive\n\n"
@@ -73,7 +75,7 @@ class GenerationResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._stream:
             events = _EventStream(send, self.raw_headers, self._keep_alive_s, self._stall_s)
-            ended = await while_connected(self._send_events(events), receive, events.due, events.attend)
+            ended = await while_connected(self._send_events(events, scope), receive, events.due, events.attend)
         else:
             ended = await while_connected(self._send_whole(scope, receive, send), receive)
         if not ended:
@@ -89,7 +91,7 @@ class GenerationResponse(Response):
         body = self._answer.whole(choices, self._generation.usage)
         await Response(body, media_type=self.media_type)(scope, receive, send)
 
-    async def _send_events(self, events: _EventStream) -> None:
+    async def _send_events(self, events: _EventStream, scope: Scope) -> None:
         try:
             async with aclosing(self._generation.deltas()) as batches:
                 async for deltas in batches:
@@ -100,6 +102,7 @@ class GenerationResponse(Response):
             if not events.started:
                 raise
             await events.send(self._answer.failure(error), last=True)
+            note_outcome(scope, outcome_of(error))
             return
         await events.send(self._answer.ending(self._generation.usage), last=True)
 

@@ -21,6 +21,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 import octavo
+from octavo.server.errors import OUTCOME_CODES
 from octavo.server.tracing.call import CallTrace, ChoiceTrace
 
 # How long the last spans may take to be sent when the server ends.
@@ -32,6 +33,9 @@ _OPERATIONS = {
     "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
 }
+
+
+_FAILURES = OUTCOME_CODES | {"server_error"}
 
 
 @contextmanager
@@ -78,8 +82,9 @@ class SpanWriter:
                 child = self._tracer.start_span(name, context=inside, attributes=attributes, start_time=at(begun))
                 child.end(at(ended))
         fault = next((choice.fault for choice in call.choices.values() if choice.fault is not None), None)
-        if fault is not None or call.outcome == "server_error" or call.status >= 500:
-            span.set_attribute("error.type", fault or str(call.status))
+        if fault is not None or call.outcome in _FAILURES or call.status >= 500:
+            kind = call.outcome if call.outcome in OUTCOME_CODES else fault or str(call.status)
+            span.set_attribute("error.type", kind)
             span.set_status(Status(StatusCode.ERROR))
         span.end(at(call.ended))
 
