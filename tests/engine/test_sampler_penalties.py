@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from sampler_cases import naive_adjust, one, random_logits, row, sample
 
+from octavo.engine import sampling_adjustments
+
 
 def test_repetition_penalty_divides_positive_and_multiplies_negative_logits() -> None:
     assert one([3.0, 2.0], prompt=[0], repetition_penalty=2.0) == 1  # 1.5 against 2
@@ -59,3 +61,13 @@ def test_penalties_and_bias_on_the_same_and_on_other_tokens_add_up() -> None:
     logits = random_logits(3, 5)
     expected = [int(np.argmax(naive_adjust(v, r))) for v, r in zip(logits.tolist(), rows, strict=True)]
     assert sample(logits, *rows).token_ids == expected
+
+
+def test_few_tokens_and_many_are_told_apart_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = random_logits(3, 400)
+    penalties = {"repetition_penalty": 1.7, "presence_penalty": 0.4, "frequency_penalty": 0.3, "logit_bias": {5: 2.0}}
+    rows = [row(prompt=[7, 7, 399], output=[3, 3, 8], **penalties), row(output=[1], **penalties), row(**penalties)]
+    sorted_tokens = sampling_adjustments.adjust(logits, rows)
+    monkeypatch.setattr(sampling_adjustments, "_FEW", 400)
+    assert sampling_adjustments.adjust(logits, rows).equal(sorted_tokens)
+    assert not sorted_tokens.equal(logits)

@@ -16,6 +16,8 @@ from octavo.sampling_params import SamplingParams
 Ids = npt.NDArray[np.int64]
 Effects = npt.NDArray[np.float32]
 
+_FEW = 32  # one in so many: sorting a row's tokens is then less work than a pass over the vocabulary
+
 
 class HistoryRow(Protocol):
     """What adjustments need to know of a row."""
@@ -64,18 +66,26 @@ def _row_effects(row: HistoryRow, vocab_size: int) -> tuple[Ids, Effects]:
     if not penalises(params):
         return biased, np.stack([bias, np.ones_like(bias), np.zeros_like(bias)])
 
-    counts = np.bincount(np.array(row.output_token_ids, dtype=np.int64), minlength=vocab_size)
-    assert len(counts) == vocab_size, f"token id {len(counts) - 1} is outside the vocabulary of {vocab_size}"
-    seen = counts > 0
-    if params.repetition_penalty != 1.0:
-        seen[np.array(row.prompt_token_ids, dtype=np.int64)] = True
-    touched = seen.copy()
-    touched[biased] = True
-    ids = np.flatnonzero(touched)
+    output = np.array(row.output_token_ids, dtype=np.int64)
+    prompt = np.array(row.prompt_token_ids if params.repetition_penalty != 1.0 else [], dtype=np.int64)
+    if len(output) + len(prompt) < vocab_size // _FEW:
+        ids = np.unique(np.concatenate((biased, output, prompt)))
+        counts = np.bincount(np.searchsorted(ids, output), minlength=len(ids))
+        seen = counts > 0
+        seen[np.searchsorted(ids, prompt)] = True
+    else:
+        counts = np.bincount(output, minlength=vocab_size)
+        seen = counts > 0
+        seen[prompt] = True
+        touched = seen.copy()
+        touched[biased] = True
+        ids = np.flatnonzero(touched)
+        counts, seen = counts[ids], seen[ids]
+    assert not len(ids) or ids[-1] < vocab_size, f"token id {ids[-1]} is outside the vocabulary of {vocab_size}"
     effects = np.zeros((3, len(ids)), dtype=np.float32)
     effects[0, np.searchsorted(ids, biased)] = bias
-    effects[1] = np.where(seen[ids], params.repetition_penalty, 1.0)
-    effects[2] = params.presence_penalty * (counts[ids] > 0) + params.frequency_penalty * counts[ids]
+    effects[1] = np.where(seen, params.repetition_penalty, 1.0)
+    effects[2] = params.presence_penalty * (counts > 0) + params.frequency_penalty * counts
     return ids, effects
 
 

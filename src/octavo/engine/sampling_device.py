@@ -15,6 +15,7 @@ from octavo.engine.sampling_workspace import to_device
 from octavo.kernels.draws import DrawSettings
 from octavo.sampling_params import SamplingParams
 
+_ALIGNMENT = 4
 _SMALLEST_TEMPERATURE = torch.finfo(torch.float32).tiny  # what is smaller would become 0 in float32
 
 
@@ -37,16 +38,29 @@ def divisor_of(params: SamplingParams) -> float:
 
 
 def draw_settings(rows: Sequence[DrawnRow], vocab_size: int, device: torch.device) -> DrawSettings:
-    """The rows' settings, on their way to the device. One copy for each dtype that there is."""
-    keys = np.array([row_key(row.seed, row.choice, row.position) for row in rows], dtype=np.uint64).view(np.int64)
-    floats = [[divisor_of(row.params) for row in rows], [_floor(row.params) for row in rows]]
-    temperatures, floors = to_device(torch.tensor(floats, dtype=torch.float32), device)
-    on_device = to_device(torch.from_numpy(keys), device)
-    if not any(ranks(row.params, vocab_size) for row in rows if not row.params.greedy):
-        return DrawSettings(on_device, temperatures, floors)
-    limits = torch.tensor([_limit(row.params, vocab_size) for row in rows], dtype=torch.int32)
-    shares = torch.tensor([1.0 if row.params.greedy else row.params.top_p for row in rows], dtype=torch.float64)
-    return DrawSettings(on_device, temperatures, floors, to_device(limits, device), to_device(shares, device))
+    """The rows' settings, on their way to the device in one copy."""
+    count = len(rows)
+    # Rows of 64-bit words: keys | temperatures, floors | limits | shares. Each part begins where a kernel compiled for
+    # any other count would have it begin: at a multiple of 16 bytes.
+    padded = -(-count // _ALIGNMENT) * _ALIGNMENT
+    words = np.zeros((4, padded), dtype=np.int64)
+    words[0, :count] = np.array([row_key(row.seed, row.choice, row.position) for row in rows], dtype=np.uint64).view(
+        np.int64
+    )
+    halves = words[1].view(np.float32)
+    halves[:count] = [divisor_of(row.params) for row in rows]
+    halves[padded : padded + count] = [_floor(row.params) for row in rows]
+    ranked = any(ranks(row.params, vocab_size) for row in rows if not row.params.greedy)
+    if ranked:
+        words[2].view(np.int32)[:count] = [_limit(row.params, vocab_size) for row in rows]
+        words[3].view(np.float64)[:count] = [1.0 if row.params.greedy else row.params.top_p for row in rows]
+    there = to_device(torch.from_numpy(words), device)
+    temperatures, floors = there[1].view(torch.float32).split(padded)
+    if not ranked:
+        return DrawSettings(there[0], temperatures, floors)
+    return DrawSettings(
+        there[0], temperatures, floors, there[2].view(torch.int32)[:count], there[3].view(torch.float64)
+    )
 
 
 def _floor(params: SamplingParams) -> float:

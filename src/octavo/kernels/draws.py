@@ -17,7 +17,7 @@ _HAS_TRITON = find_spec("triton") is not None
 
 @dataclass(frozen=True, slots=True)
 class DrawSettings:
-    """Of R rows, on the device. `keys` [R] int64 make the noise with token hashes, as in `TokenNoise`.
+    """Of R rows or more, on the device. `keys` [R] int64 make the noise with token hashes, as in `TokenNoise`.
 
     `temperatures` [R] float32, 0 for the best token; `floors` [R] float32 of scaled logits that min-p keeps. `limits`
     [R] int32, the vocabulary's size or more for none, are of top-k and `shares` [R] float64 of top-p; None if no row
@@ -96,8 +96,7 @@ def _draw_ranked(
     fast = device.type == "cuda"
     counts = torch.empty(num_rows, parts, _BINS, dtype=torch.int32, device=device)
     totals = torch.empty(num_rows, parts, dtype=torch.int64, device=device)
-    last_bins, unfinished = torch.empty(2, num_rows, dtype=torch.int32, device=device)
-    token_ids = torch.empty(num_rows, dtype=torch.int32, device=device)
+    last_bins, unfinished, token_ids = (torch.empty(num_rows, dtype=torch.int32, device=device) for _ in range(3))
     offsets = torch.empty(num_rows, parts, dtype=torch.int32, device=device)
     sizes = torch.empty(num_rows, 2, dtype=torch.int32, device=device)
     list_z = torch.empty(num_rows, listed, dtype=torch.float32, device=device)

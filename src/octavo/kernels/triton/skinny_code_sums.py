@@ -39,7 +39,7 @@ def _code(words, PLACE: tl.constexpr, BITS: tl.constexpr, FAST: tl.constexpr):
     return bits.to(tl.float32, bitcast=True)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def skinny_code_sums(
     x_ptr,
     codes_ptr,

@@ -111,7 +111,7 @@ def scale_and_minimum(word, SHIFT: tl.constexpr, PAIRS: tl.constexpr):
         return scale, ((word >> 16) << 16).to(tl.float32, bitcast=True) + scale * SHIFT
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_row", "num_rows"])
 def unpack_rows(
     codes_ptr,
     scale_ptr,
@@ -160,7 +160,7 @@ def unpack_rows(
         tl.store(out_ptr + at, values.to(out_ptr.dtype.element_ty), mask=real[:, None] & (k < K)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def skinny_codes(
     x_ptr,
     codes_ptr,

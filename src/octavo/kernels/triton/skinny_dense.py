@@ -11,7 +11,7 @@ import triton.language as tl
 from octavo.kernels.triton.skinny_finish import finish
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def skinny_reduce(
     x_ptr,
     w_ptr,
@@ -74,7 +74,7 @@ def skinny_reduce(
     finish(y, m, n, y_ptr, partial_ptr, arrived_ptr, tl.program_id(0), tl.program_id(1), num_rows, N, y_stride, SPLITS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def skinny_dot(
     x_ptr,
     w_ptr,
