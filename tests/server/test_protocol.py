@@ -281,3 +281,45 @@ def test_every_field_is_in_the_documented_table() -> None:
     text = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
     for model in (ChatRequest, CompletionRequest, TokenizeText, TokenizeChat, DetokenizeRequest):
         assert [name for name in model.model_fields if f"`{name}`" not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param", "message"),
+    [
+        (CHAT, {"messages": HI, "max_token": 5}, "max_token", "did you mean 'max_tokens'?"),
+        (CHAT, {"messages": HI, "temprature": 1}, "temprature", "did you mean 'temperature'?"),
+        (CHAT, {"message": HI}, "message", "did you mean 'messages'?"),
+        (CHAT, {"prompt": "x"}, "prompt", "leave it out; and 'messages' is missing, give it"),
+        (CHAT, {"max_token": 5}, "max_token", "did you mean 'max_tokens'? And 'messages' is missing, give it"),
+        (CHAT, {"messages": HI, "qux": 5}, "qux", "leave it out"),
+        (CHAT, {"messages": [{"role": "user", "contnt": "x"}]}, "messages[0].contnt", "did you mean 'content'?"),
+        (CHAT, {"messages": [{"rol": "user", "content": "x"}]}, "messages[0].rol", "did you mean 'role'?"),
+        (CHAT, {"messages": [{"content": "x"}]}, "messages[0].role", "messages[0].role is missing; give it"),
+        (
+            CHAT,
+            {"messages": HI, "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schma": {}}}},
+            "response_format.json_schema.schma",
+            "did you mean 'schema'?",
+        ),
+        (COMPLETIONS, {"promt": "x"}, "promt", "did you mean 'prompt'?"),
+        ("/v1/responses", {"inputs": "x"}, "inputs", "did you mean 'input'?"),
+        ("/v1/responses", {"input": [{"role": "user", "contents": "x"}]}, "input[0].contents", "mean 'content'?"),
+        ("/v1/embeddings", {"inputs": "x"}, "inputs", "did you mean 'input'?"),
+    ],
+)
+def test_a_misspelt_field_is_told_which_one_was_meant(
+    path: str, fields: dict[str, Any], param: str, message: str
+) -> None:
+    error = post(path, fields).error
+    assert error["param"] == param and error["message"].endswith(message)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"messages": [{"role": "bot", "content": "x"}]}, "'system', 'developer', 'user', 'assistant' or 'tool'"),
+        ({"messages": HI, "response_format": {"type": "jsn"}}, "'text', 'json_object' or 'json_schema'"),
+    ],
+)
+def test_a_list_of_choices_ends_with_or(fields: dict[str, Any], message: str) -> None:
+    assert post(CHAT, fields).error["message"].endswith(f"it should be {message}")

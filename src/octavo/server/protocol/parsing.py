@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeVar
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
 
@@ -21,11 +22,11 @@ def parse(model: type[Model], data: Mapping[str, Any], unsupported: Mapping[str,
         if refusal is not None:
             refusal.check(name, value)
         elif name not in model.model_fields:
-            raise invalid(f"{shown(name)} is not a field of this request; leave it out", param=name[:100])
+            raise invalid(f"{shown(name)} {_unknown(name, [model], data)}", param=name[:100])
     try:
         return model.model_validate({name: value for name, value in data.items() if name in model.model_fields})
     except ValidationError as error:
-        raise _refusal(error, data) from error
+        raise _refusal(error, data, model) from error
 
 
 class Unsupported:
@@ -50,13 +51,28 @@ def named(error: InvalidRequest, model: type[RequestModel]) -> HttpError:
     return invalid(message, param=word if word in model.model_fields else None)
 
 
-def _refusal(error: ValidationError, data: Mapping[str, Any]) -> HttpError:
-    # Of the forms that a field may have, the one that went furthest is the one that was meant.
+def _refusal(error: ValidationError, data: Mapping[str, Any], model: type[RequestModel]) -> HttpError:
+    # Of the forms that a field may have, the one that went furthest is the one that was meant. Of fields at one depth
+    # one that is unknown may be a missing one misspelt, and says so.
     problems = [(_path(each["loc"], data, each["type"]), each) for each in error.errors(include_url=False)]
-    path, problem = max(problems, key=lambda pair: len(pair[0]))  # the first of the longest
+    deepest = max(len(path) for path, _ in problems)
+    problems = [each for each in problems if len(each[0]) == deepest]
+    unknown = [each for each in problems if each[1]["type"] == "extra_forbidden"]
+    path, problem = unknown[0] if unknown and problems[0][1]["type"] == "missing" else problems[0]
+    if problem["type"] == "extra_forbidden":
+        owners, owner = _models_at(model, path[:-1]), _value_at(data, path[:-1])
+        field = _written(path)
+        return invalid(f"{field} {_unknown(str(path[-1]), owners, owner)}", param=field)
     kind, value, context = problem["type"], problem["input"], problem.get("ctx", {})
     if kind in ("union_tag_invalid", "union_tag_not_found"):  # a message's role, a format's type
-        path = (*path, context["discriminator"].strip("'"))
+        tag = context["discriminator"].strip("'")
+        near = (
+            difflib.get_close_matches(tag, list(value), n=1) if kind.endswith("not_found") and tag not in value else []
+        )
+        if near:
+            field = _written((*path, near[0]))
+            return invalid(f"{field} is not a field of this request; did you mean {tag!r}?", param=field)
+        path = (*path, tag)
         kind, value = ("tag", context["tag"]) if "tag" in context else ("missing", None)
     field = _written(path)
     if kind == "value_error":  # our own validators; their message names the field
@@ -68,12 +84,10 @@ def _complaint(kind: str, value: Any, context: Mapping[str, Any], message: str) 
     """What is wrong with a field, to be read after its name."""
     if kind == "missing":
         return "is missing; give it"
-    if kind == "extra_forbidden":
-        return "is not a field of this request; leave it out"
     if kind == "none_required":  # a field of theirs of which no value is taken
         return f"is {shown(value)}, which is not supported; leave it out"
     if kind == "tag":
-        return f"is {shown(value)}; it should be {context['expected_tags']}"
+        return f"is {shown(value)}; it should be {_alternatives(context['expected_tags'])}"
     if kind in ("too_long", "too_short"):
         least, most = context.get("min_length"), context.get("max_length")
         bound = f"at least {least}" if most is None else f"at most {most}"
@@ -89,6 +103,49 @@ def _complaint(kind: str, value: Any, context: Mapping[str, Any], message: str) 
     expected = message.removeprefix("Input should ").removeprefix("be ")
     remedy = "; only text parts are taken" if context.get("expected") == "'text'" else ""
     return f"is {shown(value)}; it should be {expected}{remedy}"
+
+
+def _unknown(name: str, owners: Sequence[type[RequestModel]], given: Mapping[str, Any]) -> str:
+    """What is wrong with the field `name`, which none of `owners` has: the one that was meant, and what is missing."""
+    fields = {each.alias or own: each for owner in owners for own, each in owner.model_fields.items()}
+    near = difflib.get_close_matches(name, [field for field in fields if field not in given], n=1)
+    missing = []
+    if len(owners) == 1:
+        missing = [field for field, each in fields.items() if each.is_required() and field not in [*given, *near]]
+    remedy = f"did you mean {near[0]!r}?" if near else "leave it out"
+    also = f"{' A' if near else '; a'}nd {missing[0]!r} is missing, give it" if missing else ""
+    return f"is not a field of this request; {remedy}{also}"
+
+
+def _models_at(model: type[RequestModel], path: Sequence[int | str]) -> list[type[RequestModel]]:
+    """The models that the object at `path` may have been meant for."""
+    found = [model]
+    for step in path:
+        if isinstance(step, str):
+            fields = [
+                each for owner in found for name, each in owner.model_fields.items() if step in (name, each.alias)
+            ]
+            found = [each for field in fields for each in _models_in(field.annotation)]
+    return found
+
+
+def _models_in(annotation: Any) -> Iterator[type[RequestModel]]:
+    if isinstance(annotation, type) and not get_args(annotation) and issubclass(annotation, RequestModel):
+        yield annotation
+    for each in get_args(annotation):
+        yield from _models_in(each)
+
+
+def _value_at(data: Any, path: Sequence[int | str]) -> Mapping[str, Any]:
+    for step in path:
+        data = data[step]
+    return data if isinstance(data, Mapping) else {}
+
+
+def _alternatives(tags: str) -> str:
+    """`'a', 'b', 'c'` as `'a', 'b' or 'c'`."""
+    first, comma, last = tags.rpartition(", ")
+    return f"{first} or {last}" if comma else tags
 
 
 def _path(loc: tuple[int | str, ...], data: Any, kind: str) -> tuple[int | str, ...]:

@@ -106,7 +106,7 @@ InputItem = Annotated[
     Discriminator(
         _item_kind,
         custom_error_type="item",
-        custom_error_message=f"Input should be an item of type {', '.join(_KINDS)}",
+        custom_error_message=f"Input should be an item of type {', '.join(_KINDS[:-1])} or {_KINDS[-1]}",
     ),
 ]
 InputItems = Annotated[list[InputItem], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
