@@ -40,7 +40,7 @@ def test_every_pairing_of_codecs_equals_the_oracle_on_what_they_decode_to(codecs
 
 @pytest.mark.parametrize("codec", ["q8_0", "q4_0"])
 def test_late_tiles_of_codes_are_rounded_within_the_tolerance(codec):
-    case = make(lengths=[540], queries=[12], hq=2, hkv=1, k_codec=codec, v_codec=codec)
+    case = make(lengths=[1040], queries=[12], hq=2, hkv=1, k_codec=codec, v_codec=codec)
     assert error(case) < TOLERANCE
 
 

@@ -21,7 +21,7 @@ _CODECS = {"f32": 0, "f16": 0, "bf16": 0, "q8_0": 1, "q4_0": 2}
 
 # Up to this column, a query tile keeps the precision of 32-bit operands. Beyond, many rounded weights average out.
 _PRECISE_END = 256
-_PRECISE_END_QUANTISED = 512
+_PRECISE_END_QUANTISED = 1024
 _PRECISE_END_BF16 = 2048
 _EVERYWHERE = 2**31 - 1
 
@@ -160,10 +160,10 @@ class PagedPrefill:
 def best_tile(dim: int, bits: int) -> PrefillTile:
     """Launch settings for heads of `dim` elements, `bits` each, as measured on an H200; elsewhere they are a guess."""
     if dim > 128:
-        return PrefillTile(128, 32, 8, 3 if bits == 16 else 2)
-    if bits < 16:
-        return PrefillTile(128, 128, 8, 3 if bits == 8 else 2)
-    return PrefillTile(128, 64, 8 if dim > 64 else 4, 3)
+        return PrefillTile(128, 32, 8, 3) if bits == 16 else PrefillTile(128, 64, 8, 2)
+    if dim <= 64:
+        return PrefillTile(128, 64, 4, 3)
+    return PrefillTile(128, 64 if bits == 16 else 128, 8, 3)
 
 
 def _precise_end(spec: DecodeSpec) -> int:

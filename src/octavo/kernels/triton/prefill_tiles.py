@@ -74,7 +74,7 @@ def prefill_tiles(
         attend_tile(
             q_ptr, out_ptr, partial_ptr, lse_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, item_ptr,
             sinks_ptr, scale_log2, window, num_blocks, q_stride, HQ, HKV, DK, DV, BLOCK_SIZE, BLOCK_M, BLOCK_N, K_CODEC,
-            V_CODEC, HAS_WINDOW, HAS_GAPS, HAS_SINKS, TOKENS, FAST, True, 2,
+            V_CODEC, HAS_WINDOW, HAS_GAPS, HAS_SINKS, TOKENS, FAST, True, 1,
         )  # fmt: skip
     else:
         attend_tile(
@@ -137,7 +137,7 @@ def attend_tile(
             acc, top, total = walk(
                 q, acc, top, total, start, clear, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, last, begin, end,
                 keep, skip, window, scale_log2, num_blocks, head, HKV, DK, DV, BLOCK_SIZE, BLOCK_N, K_CODEC, V_CODEC,
-                HAS_WINDOW, HAS_GAPS, FAST, True, PRECISE, STAGES,
+                HAS_WINDOW, HAS_GAPS, FAST, True, PRECISE, 1,
             )  # fmt: skip
         diagonal = tl.maximum(tl.minimum((first + 1) // BLOCK_N * BLOCK_N, end), clear)
         if not all_blocks_exist(table_ptr, begin, end, num_blocks, BLOCK_SIZE):
@@ -151,7 +151,7 @@ def attend_tile(
     acc, top, total = walk(
         q, acc, top, total, start, end, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, last, begin, end, keep, skip,
         window, scale_log2, num_blocks, head, HKV, DK, DV, BLOCK_SIZE, BLOCK_N, K_CODEC, V_CODEC, HAS_WINDOW, HAS_GAPS,
-        FAST, True, PRECISE, STAGES,
+        FAST, True, PRECISE, 1,
     )  # fmt: skip
 
     row = (q0 + t).to(tl.int64) * HQ + q_head
