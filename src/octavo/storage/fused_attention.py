@@ -186,23 +186,18 @@ class FusedAttention:
     ) -> Tensor:
         """`compute` from what a linear gives: one kernel normalises, rotates, encodes and stores. Returns `dtype`."""
         from octavo.kernels.triton.head_rows import rotate_and_store_heads
-        from octavo.kernels.triton.paged_decode import StoredRows
 
         assert plan.rows is not None
-        keys, values = StoredRows.of(store.blocks.k.planes()), StoredRows.of(store.blocks.v.planes())
         q = rotate_and_store_heads(
-            self._heads, qkv, rotation, weights.norms, plan.rows, keys, values, torch.float32, weights.bias
+            self._heads, qkv, rotation, weights.norms, plan.rows, *store.paged_blocks, torch.float32, weights.bias
         )
         return self._attend(plan, store, q, dtype)
 
     def _attend(self, plan: FusedPlan, store: LayerStore, q: Tensor, dtype: torch.dtype) -> Tensor:
         """Over K and V that are stored already."""
-        from octavo.kernels.triton.paged_decode import StoredRows
-
         out = torch.empty(plan.num_tokens, self._spec.num_q_heads, self._spec.v_dim, dtype=dtype, device=self._device)
-        keys, values = StoredRows.of(store.blocks.k.planes()), StoredRows.of(store.blocks.v.planes())
         for kernel in plan.kernels:
-            kernel.run(q, keys, values, self._tables.device_ids, out, store.sinks)
+            kernel.run(q, *store.paged_blocks, self._tables.device_ids, out, store.sinks)
         return out
 
     def _plan_kernels(self, placed: PlacedRows, tables: list[BlockTable]) -> tuple[PagedDecode | PagedPrefill, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,6 +12,9 @@ from torch import Tensor
 from octavo.cache.spec import LayerSpec
 from octavo.kernels.cpu.attention import StoredRows
 from octavo.storage.codecs import Codec, RowStore
+
+if TYPE_CHECKING:
+    from octavo.kernels.triton.paged_decode import StoredRows as PagedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,13 @@ class LayerStore:
         """K and V of the ring for the compiled kernels."""
         assert self.ring is not None
         return _for_kernels(self.ring)
+
+    @cached_property
+    def paged_blocks(self) -> tuple[PagedRows, PagedRows]:
+        """K and V of the blocks for the kernels of a GPU. Only where these serve."""
+        from octavo.kernels.triton.paged_decode import StoredRows as PagedRows
+
+        return PagedRows.of(self.blocks.k.planes()), PagedRows.of(self.blocks.v.planes())
 
 
 def _for_kernels(rows: KVRows) -> tuple[StoredRows, StoredRows]:
