@@ -52,6 +52,7 @@ def rotate_and_store_heads(
     """Queries [T, Hq, D] in `dtype` of qkv [T, (Hq + 2 Hkv) · D], whose keys and values go to stored rows [T] int64.
 
     qkv is of any floating dtype; `bias` float32 is added. Tokens whose row does not exist, such as -1, store nothing.
+    `rows`, positions and tables must be older than the kernel in front: see `launch.py`.
     """
     num_tokens = qkv.shape[0]
     hq, hkv, dim = shape.num_q_heads, shape.num_kv_heads, shape.dim
