@@ -11,8 +11,8 @@ import torch
 def dependent_launch(device: torch.device) -> bool:
     """Whether a kernel may start while the one before it ends, and wait where it must (programmatic dependent launch).
 
-    A kernel that is launched so waits in every program before it reads what the step computes, and before it writes. What
-    it reads earlier, weights and what the step's plan sent, must be older than the kernel in front of it.
+    A kernel that is launched so waits in every program before it reads what the step computes, and before it writes.
+    What it reads earlier, weights and what the step's plan sent, must be older than the kernel in front of it.
     """
     cuda = device.type == "cuda" and torch.version.cuda is not None
     return cuda and torch.cuda.get_device_capability(device) >= (9, 0)
