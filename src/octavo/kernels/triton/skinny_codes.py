@@ -185,7 +185,6 @@ def skinny_codes(
     BLOCK_N: tl.constexpr,
     SPLITS: tl.constexpr,
     EVEN: tl.constexpr,
-    WEIGHT_IS_FIRST: tl.constexpr,
     BF16: tl.constexpr,
     FAST: tl.constexpr,
     STAGES: tl.constexpr,
@@ -207,17 +206,14 @@ def skinny_codes(
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     row = tl.minimum(n, N - 1)
-    if WEIGHT_IS_FIRST:
-        # The matrix units want 16 neighbouring rows in a warp, a load gives it 8 at a time: take them in that order.
-        place = tl.arange(0, BLOCK_N)
-        loaded = place // 32 * 8 + place // 8 % 4 * (BLOCK_N // 4) + place % 8
-        loaded = tl.minimum(tl.program_id(1) * BLOCK_N + loaded, N - 1)
-    else:
-        loaded = row
+    # The matrix units want 16 neighbouring rows in a warp, a load gives it 8 at a time: take them in that order.
+    place = tl.arange(0, BLOCK_N)
+    loaded = place // 32 * 8 + place // 8 % 4 * (BLOCK_N // 4) + place % 8
+    loaded = tl.minimum(tl.program_id(1) * BLOCK_N + loaded, N - 1)
     words_at = loaded[:, None] * 16 + tl.arange(0, 16)[None, :]
     k = tl.arange(0, PIECE)
     x_ptrs = x_ptr + m.to(tl.int64)[:, None] * x_stride + k[None, :]
-    acc = tl.zeros([BLOCK_N, BLOCK_M] if WEIGHT_IS_FIRST else [BLOCK_M, BLOCK_N], tl.float32)
+    acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for chunk in tl.range(begin, end, num_stages=STAGES):
         words = tl.load(codes_ptr + chunk * (N * 16) + words_at, eviction_policy="evict_first")
         pieces = _pieces(words, BLOCK_N, BITS, PIECE, BF16, FAST)
@@ -231,24 +227,13 @@ def skinny_codes(
                 if not EVEN:
                     inside = inside & (chunk * CHUNK + part * PIECE + k < K)[None, :]
                 x = tl.load(x_ptrs + chunk * CHUNK + part * PIECE, mask=inside, other=0.0).to(DTYPE)
-                w = pieces[part]
-                if WEIGHT_IS_FIRST:
-                    w = tl.reshape(w, [BLOCK_N // 32, 4, 8, PIECE])
-                    w = tl.reshape(tl.permute(w, (1, 0, 2, 3)), [BLOCK_N, PIECE])
-                    product = tl.dot(w, tl.trans(x), product)
-                else:
-                    product = tl.dot(x, tl.trans(w), product)
+                w = tl.reshape(pieces[part], [BLOCK_N // 32, 4, 8, PIECE])
+                w = tl.reshape(tl.permute(w, (1, 0, 2, 3)), [BLOCK_N, PIECE])
+                product = tl.dot(w, tl.trans(x), product)
                 if PAIRS:
                     total += tl.sum(x.to(tl.float32), 1)
-            if WEIGHT_IS_FIRST:
-                acc += product * scale[:, None]
-                if PAIRS:
-                    acc += minimum[:, None] * total[None, :]
-            else:
-                acc += product * scale[None, :]
-                if PAIRS:
-                    acc += total[:, None] * minimum[None, :]
-    if WEIGHT_IS_FIRST:
-        acc = tl.trans(acc)
+            acc += product * scale[:, None]
+            if PAIRS:
+                acc += minimum[:, None] * total[None, :]
     tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-    finish(acc, m, n, y_ptr, partial_ptr, arrived_ptr, tile, tl.program_id(2), num_rows, N, y_stride, SPLITS)
+    finish(tl.trans(acc), m, n, y_ptr, partial_ptr, arrived_ptr, tile, tl.program_id(2), num_rows, N, y_stride, SPLITS)

@@ -93,14 +93,12 @@ def skinny_dot(
     SPLITS: tl.constexpr,
     EVEN: tl.constexpr,
     WEIGHT_IS_FIRST: tl.constexpr,
-    AHEAD: tl.constexpr,
     STAGES: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """y [M, N] = x [M, K] · w [N, K]ᵀ on matrix units. Grid (tiles of M, tiles of N, SPLITS).
 
-    WEIGHT_IS_FIRST computes w · xᵀ: rows of the weight then fill the matrix units' longer side. AHEAD asks for the
-    weight's columns in the L2 cache before the kernel in front has written x.
+    WEIGHT_IS_FIRST computes w · xᵀ: rows of the weight then fill the matrix units' longer side.
     """
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -108,19 +106,8 @@ def skinny_dot(
     end = tl.minimum(begin + split_columns, K)
     if DEPENDENT:
         tl.extra.cuda.gdc_launch_dependents()
-    w_rows = w_ptr + tl.minimum(n, N - 1).to(tl.int64) * K
-    if AHEAD:
-        size = (end - begin) * w_ptr.dtype.element_ty.primitive_bitwidth // 8
-        tl.inline_asm_elementwise(
-            "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
-            "=r,l,r",
-            [w_rows + begin, tl.broadcast_to(size, [BLOCK_N])],
-            tl.int32,
-            False,
-            1,
-        )
-    if DEPENDENT:
         tl.extra.cuda.gdc_wait()
+    w_rows = w_ptr + tl.minimum(n, N - 1).to(tl.int64) * K
     k = tl.arange(0, BLOCK_K)
     x_ptrs = x_ptr + m.to(tl.int64)[:, None] * x_stride + k[None, :]
     w_ptrs = w_rows[:, None] + k[None, :]

@@ -25,8 +25,8 @@ _PORTABLE_SHARED_BYTES = 1 << 16
 class SkinnyTile:
     """`reduce` sums without matrix units; `dot` and `swapped` use them, with x or the weight as left operand.
 
-    A program takes `block_n` rows of the weight, `block_k` columns at a time; columns are cut into `splits`. `ahead`:
-    the weight is asked for in the L2 cache before x is there.
+    A program takes `block_n` rows of the weight, `block_k` columns at a time; columns are cut into `splits`. Codes are
+    never multiplied by `dot`, and by `swapped` 512 bits of each row at a time.
     """
 
     form: str
@@ -36,7 +36,6 @@ class SkinnyTile:
     num_warps: int = 4
     num_stages: int = 1
     splits: int = 1
-    ahead: bool = False
 
     @property
     def shared_bytes(self) -> int:
@@ -128,7 +127,6 @@ def multiply(
         SPLITS=tile.splits,
         EVEN=even,
         WEIGHT_IS_FIRST=tile.form == "swapped",
-        AHEAD=tile.ahead,
         STAGES=tile.num_stages,
         DEPENDENT=dependent,
         num_warps=tile.num_warps,
@@ -193,7 +191,6 @@ def multiply_codes(
     skinny_codes[(tiles_m, tiles_n, tile.splits)](
         *arguments,
         GROUP=weight.group,
-        WEIGHT_IS_FIRST=tile.form == "swapped",
         STAGES=tile.num_stages,
         num_stages=tile.num_stages,
         **form,
