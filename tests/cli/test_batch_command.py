@@ -52,6 +52,22 @@ def test_answers_are_those_of_the_engine_and_a_second_run_asks_nothing_again(oct
     assert out.read_bytes() == before
 
 
+def test_a_batch_with_nothing_left_to_do_needs_no_model_and_no_torch(requests, tmp_path):
+    out, poison = tmp_path / "out.jsonl", tmp_path / "poison"
+    source = requests(lines(["a", "b"]) + "nonsense\n")
+    answer = {"id": "x", "response": {"status_code": 200, "request_id": "r", "body": {}}, "error": None}
+    bad = {"id": "x", "custom_id": None, "response": None, "error": {"code": "c", "message": "m", "line": 3}}
+    answers = [{**answer, "custom_id": "r0"}, {**answer, "custom_id": "r1"}, bad]
+    out.write_text("".join(json.dumps(each) + "\n" for each in answers), encoding="utf-8")
+    for module in ("torch", "fastapi"):
+        (poison / module).mkdir(parents=True)
+        (poison / module / "__init__.py").write_text(f"raise AssertionError('{module} is imported')\n")
+    with start("batch", source, out, "-m", tmp_path / "no-such-model", PYTHONPATH=str(poison)) as process:
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    assert err.decode() == f"octavo: 0 answered, 0 failed, 3 were there already: {out}\n"
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_a_batch_that_was_killed_goes_on_where_it_was(octavo, model, requests, tmp_path, how):

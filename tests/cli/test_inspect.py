@@ -58,6 +58,8 @@ def test_text_is_a_plain_table_with_the_same_facts(octavo, model):
         if name in IN_SENTENCES:
             continue
         expected = "k=f16, v=f16" if name == "kv_dtype" else str(found[name])
+        if name == "storage":
+            expected = "dense for generate; paged for chat, serve and batch"
         assert facts[name.replace("_", " ")] == expected
     assert facts["weight memory"] == f"{found['memory']['weight_bytes'] / (1 << 20):,.1f} MiB"
     assert facts["2 full layers"].startswith("256 bytes per token, ")
@@ -73,6 +75,15 @@ def test_a_gguf_file_and_a_directory_of_the_same_model_agree(octavo, gguf):
         k: v for k, v in directory.items() if k not in differing
     }
     assert file["memory"]["weight_bytes"] == directory["memory"]["weight_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [(("--storage", "dense"), "dense"), (("--parallel", 2), "paged"), (("--storage", "paged"), "paged")],
+)
+def test_a_storage_that_holds_for_all_commands_is_told_alone(octavo, model, flags, said):
+    lines = octavo("inspect", model, *flags).out.splitlines()
+    assert [line.split(maxsplit=1)[1] for line in lines if line.startswith("storage  ")] == [said]
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,9 @@ def test_the_answer_is_json_of_the_schema_and_python_gives_the_same(octavo, mode
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ('{"type": "strin"}', "the JSON schema cannot be used at #: Invalid type: strin"),
-        ('{"type": ', "json_schema is not JSON at line 1, column"),
-        ("7", "json_schema is 7; give an object"),
+        ('{"type": "strin"}', "schema.json': the JSON schema cannot be used at #: Invalid type: strin"),
+        ('{"type": ', "schema.json' is not JSON at line 1, column"),
+        ("7", "schema.json' is 7; give an object"),
     ],
 )
 def test_a_schema_that_cannot_be_used_is_one_line_and_status_2(octavo, model, schema, text, complaint):

@@ -41,7 +41,9 @@ def test_once_prints_what_a_real_server_s_engine_counts_as_plain_text(octavo: Ru
         server.wait_until_ready()
         done = octavo("top", "--url", server.url, "--once", FORCE_COLOR="1")
         raw = octavo("top", "--url", server.url, "--once", "--json")
+        bare = octavo("top", "--url", server.url.removeprefix("http://"), "--once")
     assert done.status == 0 and done.err == "" and "\x1b" not in done.out
+    assert bare.status == 0 and server.url in bare.out, bare.err
     words = " ".join(done.out.split())
     for shown in (
         f"{server.url} ready up ",
@@ -141,7 +143,7 @@ def test_an_answer_that_is_no_picture_is_one_line(octavo: Run, answer, expected)
     assert done.status == 2 and expected in done.error
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x", "http://", "http://x:y"])
+@pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:y", "x:y", ""])
 def test_what_is_no_address_is_refused(octavo: Run, url):
     assert "--url is " in octavo("top", "--url", url).error
 

@@ -12,8 +12,8 @@ from fake_engine import FakeEngine
 
 from octavo.errors import EngineFault, InvalidRequest
 from octavo.server.batch.answer_file import answer_file
-from octavo.server.batch.lines import MAX_LINE_BYTES, read_lines
-from octavo.server.batch.run import URLS, run_batch
+from octavo.server.batch.lines import MAX_LINE_BYTES, URLS, read_lines
+from octavo.server.batch.run import run_batch
 from octavo.server.settings import ServerSettings
 
 

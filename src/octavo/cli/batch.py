@@ -19,7 +19,7 @@ from octavo.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from octavo.engine.serving import ServingEngine
-    from octavo.server.batch.run import BatchCounts
+    from octavo.server.batch.counts import BatchCounts
 
 _MIN_WINDOW = 64  # lines asked at once, so that short ones fill the place of those that have ended
 _ANY_QUEUE = 1 << 20  # the window is the limit
@@ -54,11 +54,16 @@ def batch(
         raise InvalidRequest(f"{str(answers)!r} is given for requests and for answers; name two files")
 
     from octavo.server.batch.answer_file import answer_file
+    from octavo.server.batch.counts import BatchCounts
+    from octavo.server.batch.lines import URLS, read_lines
 
     with answer_file(answers) as file:
+        with requests.open("rb") as source:
+            if all(line.key in file.answered for line in read_lines(source, URLS)):  # no model is needed
+                _report(BatchCounts(kept=total), answers)
+                return
         from octavo.engine.async_client import LOAD_ENGINE, ServingLimits, ThreadEngine
-        from octavo.server.batch.lines import read_lines
-        from octavo.server.batch.run import URLS, run_batch
+        from octavo.server.batch.run import run_batch
         from octavo.store import TerminalProgress, resolve_model
 
         path = resolve_model(model, progress=TerminalProgress())
@@ -79,6 +84,10 @@ def batch(
 
         with _no_access_log():
             counts = asyncio.run(run())
+    _report(counts, answers)
+
+
+def _report(counts: BatchCounts, answers: Path) -> None:
     kept = f", {counts.kept} were there already" if counts.kept else ""
     print(f"octavo: {counts.answered} answered, {counts.failed} failed{kept}: {answers}", file=sys.stderr)
 

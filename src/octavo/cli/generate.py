@@ -105,6 +105,10 @@ def generate(
         llm.core.profiler.start(profiles)
     try:
         output = stream_to_stdout(llm, prompt_ids, params, silent=as_json, snapshot=snapshot, on_snapshot=on_snapshot)
+    except InvalidRequest as error:
+        if json_schema is None or not str(error).startswith("the JSON schema"):
+            raise
+        raise InvalidRequest(f"--json-schema {str(json_schema)!r}: {error}") from error
     finally:
         llm.core.profiler.stop()
     if as_json:
@@ -118,12 +122,17 @@ def _schema_in(path: Path) -> GrammarSpec:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise InvalidRequest(f"--json-schema {str(path)!r} cannot be read ({error.strerror}); name a file") from error
+        raise InvalidRequest(
+            f"--json-schema {str(path)!r} cannot be read ({error.strerror}); check the path"
+        ) from error
     except UnicodeDecodeError as error:
         raise InvalidRequest(
             f"--json-schema {str(path)!r} is not UTF-8 at byte {error.start}; save it as such"
         ) from error
-    return GrammarSpec.json_schema(text)
+    try:
+        return GrammarSpec.json_schema(text)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"--json-schema {str(path)!r} {str(error).removeprefix('json_schema ')}") from error
 
 
 def _encode(tokenizer: Tokenizer, text: str, chat: bool, parse_special: bool) -> tuple[int, ...]:

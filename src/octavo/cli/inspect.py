@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from octavo.cache.storage_policy import resolve_storage
 from octavo.cli import engine_options as flags
 from octavo.cli.options import option
 from octavo.errors import InvalidRequest
+from octavo.step_batch import StorageKind
 
 if TYPE_CHECKING:
+    from octavo.config import EngineConfig
     from octavo.engine.loaded_model import ModelPlan
 
 _MIB = 1 << 20
@@ -41,7 +44,20 @@ def inspect(
     config = engine.config(parallel)
     plan = plan_model(resolve_model(model, progress=TerminalProgress()), config)
     found = as_object(plan, library.load().description)
-    print(json.dumps(found, ensure_ascii=False) if as_json else _as_text(found))
+    print(json.dumps(found, ensure_ascii=False) if as_json else _as_text({**found, "storage": _storage(plan, config)}))
+
+
+def _storage(plan: ModelPlan, config: EngineConfig) -> str:
+    """The storage, and for which commands where `auto` takes another for others."""
+    kind = plan.storage.kind
+    if config.storage == "auto" and config.max_num_seqs == 1 and kind is not StorageKind.PAGED:
+        from octavo.models.registry import model_class
+
+        family = plan.checkpoint.config.model_type
+        others, _ = resolve_storage("auto", family, plan.device.type, model_class(family).supports_paged, True)
+        if others is not kind:
+            return f"{kind.value} for generate; {others.value} for chat, serve and batch"
+    return kind.value
 
 
 def _as_text(found: dict[str, Any]) -> str:

@@ -22,10 +22,15 @@ def read_prompt(text: str | None, file: Path | None) -> str:
     if text is not None:
         return _checked(text, "-p")
     if file is not None:
-        return _checked(decode(_read(file.read_bytes, f"the prompt file {str(file)!r}"), str(file)), str(file))
+        return _checked(
+            decode(_read(file.read_bytes, f"the prompt file {str(file)!r}", "check the path"), str(file)), str(file)
+        )
     if sys.stdin is None or sys.stdin.isatty():
         raise InvalidRequest("there is no prompt; give one with -p TEXT, -f FILE, or on standard input")
-    return _checked(decode(_read(sys.stdin.buffer.read, "standard input"), "standard input"), "standard input")
+    return _checked(
+        decode(_read(sys.stdin.buffer.read, "standard input", "give the prompt with -p or -f"), "standard input"),
+        "standard input",
+    )
 
 
 def decode(data: bytes, source: str) -> str:
@@ -38,11 +43,11 @@ def decode(data: bytes, source: str) -> str:
         ) from error
 
 
-def _read(read: Callable[[], bytes], source: str) -> bytes:
+def _read(read: Callable[[], bytes], source: str, remedy: str) -> bytes:
     try:
         return read()
     except OSError as error:
-        raise InvalidRequest(f"{source} cannot be read: {error.strerror or error}; give another prompt") from error
+        raise InvalidRequest(f"{source} cannot be read: {error.strerror or error}; {remedy}") from error
 
 
 def _checked(text: str, source: str) -> str:

@@ -71,14 +71,16 @@ class PictureSource:
 
 
 def _checked(url: str) -> str:
+    """Without a scheme it is http, as in 127.0.0.1:8000."""
+    address = url if "://" in url else f"http://{url}"
     try:
-        parts = urlsplit(url)
+        parts = urlsplit(address)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         good = False
     if not good:
         raise InvalidRequest(f"--url is {shown(url)}; give a server's address, such as http://127.0.0.1:8000")
-    return url.rstrip("/").removesuffix("/v1")
+    return address.rstrip("/").removesuffix("/v1")
 
 
 def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:

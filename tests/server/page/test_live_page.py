@@ -68,6 +68,16 @@ def test_an_answer_streams_and_is_summed_up(tab: OpenPage) -> None:
     expect(tab.find("#empty")).to_be_hidden()
 
 
+def test_figures_fall_when_nothing_runs(tab: OpenPage, server: ServerProcess) -> None:
+    tab.settle(temperature=0, max_tokens=400)
+    tab.say("hello")
+    expect(tab.find("#fig-inter")).not_to_have_text("–")
+    tab.wait_for_end()
+    until_idle(server)
+    for figure, text in (("rate", "0.0"), ("running", "0"), ("first", "–"), ("inter", "–")):
+        expect(tab.find(f"#fig-{figure}")).to_have_text(text)
+
+
 def test_what_is_set_is_sent_and_what_is_not_is_left_to_the_server(tab: OpenPage) -> None:
     given = {"temperature": 0.5, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "max_tokens": 3, "seed": 7}
     tab.settle(**given)

@@ -12,6 +12,7 @@ from octavo.errors import shown
 from octavo.server.errors import HttpError
 from octavo.server.strict_json import read_object
 
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 MAX_LINE_BYTES = 16 << 20
 MAX_CUSTOM_ID = 512  # characters
 _FIELDS = ("custom_id", "method", "url", "body")

@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from starlette.types import ASGIApp
 
@@ -14,24 +13,10 @@ from octavo.engine.serving import ServingEngine
 from octavo.errors import EngineFault
 from octavo.server.app import create_app
 from octavo.server.batch.answer_file import AnswerFile
+from octavo.server.batch.counts import BatchCounts
 from octavo.server.batch.lines import BatchLine, answer_line, error_line
 from octavo.server.batch.local_call import post
 from octavo.server.settings import ServerSettings
-
-URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
-
-
-@dataclass(slots=True)
-class BatchCounts:
-    """`kept` answers were there already; `failed` lines have an error, or an answer other than 200."""
-
-    answered: int = 0
-    failed: int = 0
-    kept: int = 0
-
-    @property
-    def total(self) -> int:
-        return self.answered + self.failed + self.kept
 
 
 async def run_batch(

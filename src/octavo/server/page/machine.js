@@ -79,6 +79,7 @@ export class Machine {
     this.#setState("lost", "not connected");
     this.#notice(`${why}; trying again.`);
     $("machine").classList.add("stale");
+    this.#showFigures(null, null);
   }
 
   #show(event) {
@@ -100,6 +101,7 @@ export class Machine {
     this.#onModel(model);
     showFacts(model);
     if (machine) this.#draw(machine);
+    else if (!engine.busy) this.#showFigures(null, null);
   }
 
   #draw(machine) {
@@ -110,15 +112,27 @@ export class Machine {
     showMemory(machine);
     showRoutes(machine);
     const { generated_tokens_per_s: generated, first_token_s: first, inter_token_s: inter } = machine.rates;
+    const idle = !machine.running && !machine.waiting;
+    if (idle && !generated) this.#recent = [];
     const rateNow = this.#smooth(generated);
     this.rates.add(machine.at_s, [rateNow]);
     const inMs = (seconds) => (seconds == null ? null : seconds * 1000);
     this.latencies.add(machine.at_s, [inMs(inter), inMs(first)]);
-    this.#latency.first = first ?? this.#latency.first;
-    this.#latency.inter = inter ?? this.#latency.inter;
+    // While something runs the latest hold between events that bring none; when nothing does, there are none.
+    this.#latency.first = first ?? (idle ? null : this.#latency.first);
+    this.#latency.inter = inter ?? (idle ? null : this.#latency.inter);
+    this.#showFigures(rateNow, machine);
+  }
+
+  /** Without a `machine` nothing is known, and nothing old is left standing. */
+  #showFigures(rateNow, machine) {
+    if (!machine) {
+      this.#recent = [];
+      this.#latency = { first: null, inter: null };
+    }
     setText($("fig-rate"), rate(rateNow));
-    setText($("fig-running"), count(machine.running));
-    setText($("fig-waiting"), machine.waiting ? `and ${count(machine.waiting)} waiting` : machine.running === 1 ? "request" : "requests");
+    setText($("fig-running"), machine ? count(machine.running) : "–");
+    setText($("fig-waiting"), machine?.waiting ? `and ${count(machine.waiting)} waiting` : machine?.running === 1 ? "request" : "requests");
     setText($("fig-first"), ms(this.#latency.first));
     setText($("fig-inter"), ms(this.#latency.inter));
   }
