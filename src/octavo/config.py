@@ -33,7 +33,8 @@ class EngineConfig:
     `context_limit_policy` `shift` forgets the older half of its tokens, but the first `keep`, and goes on.
     `decode_lookahead` gives the device a decode step before the tokens of the one before are read; None does so where
     the device computes while the host goes on. Answers do not depend on it. `cuda_graphs` records decode steps of a
-    CUDA device and replays them, None where that serves; answers do not depend on that either.
+    CUDA device and replays them, None where that serves; answers do not depend on that either. `fast_forward` takes
+    tokens that a grammar leaves no choice about without a step for each, where that changes no bit of what follows.
     """
 
     storage: StorageChoice = "auto"
@@ -55,6 +56,7 @@ class EngineConfig:
     keep: int = 0
     decode_lookahead: bool | None = None
     cuda_graphs: bool | None = None
+    fast_forward: bool = True
     force: bool = False
 
     def __post_init__(self) -> None:
@@ -66,7 +68,7 @@ class EngineConfig:
             raise InvalidRequest(f"block size is {shown(self.block_size)}; choose one of {_listed(BLOCK_SIZES)}")
         if not isinstance(self.kv_dtype, str):
             raise InvalidRequest(f"kv dtype is {shown(self.kv_dtype)}; give auto, a codec, or k=NAME,v=NAME")
-        for name in ("prefix_cache", "force"):
+        for name in ("prefix_cache", "fast_forward", "force"):
             if not isinstance(getattr(self, name), bool):
                 value = shown(getattr(self, name))
                 raise InvalidRequest(f"{name.replace('_', ' ')} is {value}; it must be true or false")

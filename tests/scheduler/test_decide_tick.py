@@ -57,6 +57,12 @@ def test_decode_rows_come_before_the_prefill_that_arrived_earlier() -> None:
     assert decision == Decision((Share("r1", 1), Share("r2", 1), Share("r0", 4)))
 
 
+def test_who_has_several_tokens_of_its_answer_to_compute_comes_before_prompts_that_were_admitted_earlier() -> None:
+    rows = (RunningView("r0", 30), RunningView("r1", 3, is_answering=True), RunningView("r2", 1, is_answering=True))
+    decision = decide_tick(replace(view([], budget=8), running=rows))
+    assert decision.shares == (Share("r2", 1), Share("r1", 3), Share("r0", 4))
+
+
 def test_several_prefills_share_a_step_in_the_order_of_admission() -> None:
     decision = decide_tick(view([30, 5, 30], budget=16))
     assert decision.shares == (Share("r0", 8), Share("r1", 5), Share("r2", 3))
@@ -209,13 +215,14 @@ def test_a_request_rises_a_level_for_each_span_it_waited() -> None:
 
 
 runners = st.builds(
-    lambda n, computed, level, growth, preemptable, idle: (n, computed, level, growth, preemptable, idle),
+    lambda *fields: fields,
     st.one_of(st.just(1), st.integers(1, 60)),
     st.integers(0, 40),
     st.integers(-2, 2),
     st.integers(0, 2),
     st.booleans(),
     st.integers(0, 5),
+    st.booleans(),
 )
 views = st.builds(
     lambda running, waiting, budget, chunk, slots, blocks, run, contiguous, watermark, interval, squeezed: replace(
@@ -233,8 +240,8 @@ views = st.builds(
             squeezed=min(squeezed, interval - 1),
         ),
         running=tuple(
-            RunningView(f"r{i}", n, computed, level, i, (growth,) if growth else (), preemptable, idle)
-            for i, (n, computed, level, growth, preemptable, idle) in enumerate(running)
+            RunningView(f"r{i}", n, computed, level, i, (growth,) if growth else (), preemptable, idle, answering)
+            for i, (n, computed, level, growth, preemptable, idle, answering) in enumerate(running)
         ),
     ),
     st.lists(runners, max_size=8),
@@ -272,7 +279,8 @@ def test_every_decision_keeps_budget_chunks_order_and_room(drawn: SchedulerView)
     grown = sum(sum(running[request_id].growth) for request_id in shares if request_id in running)
     assert grown <= drawn.available_blocks[0]
     prefills = [s.request_id for s in decision.shares if remaining[s.request_id] > 1]
-    assert prefills == [v.request_id for v in everyone if v.request_id in prefills]
+    ordered = sorted(everyone, key=lambda v: not (isinstance(v, RunningView) and v.is_answering))
+    assert prefills == [v.request_id for v in ordered if v.request_id in prefills]
     assert decision.admitted == tuple(v.request_id for v in drawn.waiting[: len(decision.admitted)])
     assert set(decision.admitted) <= set(shares) and len(decision.admitted) <= drawn.free_slots
     taken = sum(v.blocks[0] for v in drawn.waiting[: len(decision.admitted)])

@@ -327,5 +327,40 @@ def test_a_request_that_does_not_run_or_is_in_a_step_is_not_preempted() -> None:
     assert [name for name, *_ in shape(scheduled(scheduler))] == ["r1"]
 
 
+@pytest.mark.parametrize("storage", StorageKind)
+def test_tokens_that_were_given_are_computed_with_the_latest_one_and_one_is_sampled_after_them(
+    storage: StorageKind,
+) -> None:
+    scheduler, simulation = make_scheduler(chunk=4, budget=5), StorageSimulation()
+    state = make_state("r1", 3, 30)
+    scheduler.add(state, storage)
+    complete(scheduler, simulation, scheduled(scheduler))
+    assert scheduler.room("r1") == 29
+    scheduler.give("r1", [1, 2, 3, 4, 5])
+    assert scheduler.room("r1") == 24 and state.output_token_ids[1:] == [1, 2, 3, 4, 5]
+    shapes = []
+    for _ in range(3):
+        step = scheduled(scheduler)
+        shapes += shape(step)
+        complete(scheduler, simulation, step)
+    assert shapes == [("r1", 3, 7, False), ("r1", 7, 9, True), ("r1", 9, 10, True)]
+
+
+def test_tokens_are_given_between_steps_to_those_that_run_and_have_room() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_state("r1", 3, 4))
+    with pytest.raises(InvalidArgument, match="not running"):
+        scheduler.give("r1", [1])
+    step = scheduled(scheduler)
+    with pytest.raises(InvalidArgument, match="a step is still out"):
+        scheduler.give("r1", [1])
+    scheduler.complete(step, answer(step))
+    with pytest.raises(InvalidArgument, match="given 4 tokens and has room for 3"):
+        scheduler.give("r1", [1, 2, 3, 4])
+    assert step.states[0].output_token_ids == [7]
+    scheduler.give("r1", [1, 2, 3])
+    assert scheduler.room("r1") == 0
+
+
 def test_an_idle_scheduler_has_nothing_to_schedule() -> None:
     assert make_scheduler().schedule() is None

@@ -145,6 +145,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.preempt(state.request.request_id)
         assert (state.slot, state.num_computed_tokens, state.output_token_ids) == (None, 0, outputs)
 
+    @precondition(lambda self: self.scheduler.num_running)
+    @rule(index=st.integers(0, 20), most=st.integers(0, 20))
+    def give(self, index: int, most: int) -> None:
+        """Tokens that need no step; one that gets as many as it may would end."""
+        running = [state for state in self.live.values() if state.slot is not None and state.output_token_ids]
+        if not running:
+            return
+        state = running[index % len(running)]
+        room = self.scheduler.room(state.request.request_id)
+        assert room == state.max_total_tokens - state.num_tokens
+        self.scheduler.give(state.request.request_id, range(min(most, room - 1)))
+        self.happened["several tokens of an answer"] += state.num_tokens - state.num_computed_tokens > 1
+
     @precondition(lambda self: self.live)
     @rule(index=st.integers(0, 20), cancel=st.booleans())
     def abort_while_a_step_is_out(self, index: int, cancel: bool) -> None:
@@ -242,6 +255,7 @@ def test_no_interleaving_shows_a_request_another_row_or_keeps_it_waiting() -> No
         "restored ring",
         "copied for a dense run",
         "gave way",
+        "several tokens of an answer",
     ):
         assert happened[event] >= 10, happened
 

@@ -17,6 +17,7 @@ from octavo.config import MAX_COUNT, EngineConfig
 from octavo.engine.deadlines import Deadlines
 from octavo.engine.events import Fault, StepEvent
 from octavo.engine.fault_text import cause_of
+from octavo.engine.forced_tokens import ForcedTokens
 from octavo.engine.grammar_queue import GrammarQueue
 from octavo.engine.graph_runner import graph_runner
 from octavo.engine.hand_off import NO_HAND_OFF, HandOff, model_identity
@@ -103,11 +104,15 @@ class EngineCore:
             prefill_grant_interval=config.prefill_grant_interval,
         )
         self.grammars = GrammarQueue(GrammarCompiler(loaded.tokenizer, plan.config.vocab_size))
+        masks = MaskWorkers(plan.config.vocab_size)
+        self._forced: ForcedTokens | None = None
+        if config.fast_forward and plan.is_row_invariant:
+            self._forced = ForcedTokens(self._scheduler, masks, config.max_batch_tokens)
         self._live: dict[str, LiveRequest] = {}
         self._steps = StepRunner(
             self.runner,
             Sampler(plan.config.vocab_size, plan.device),
-            MaskWorkers(plan.config.vocab_size),
+            masks,
             self.pool,
             self._live,
             on_logits,
@@ -206,7 +211,7 @@ class EngineCore:
         self._live[request.request_id] = live
 
     def export(self, request_id: str) -> KVSnapshot:
-        """The K/V of a running request as it is between two steps: all its tokens but the last, newest one.
+        """The K/V of a running request as it is between two steps: all its tokens before the latest one sampled.
 
         Raises `InvalidRequest` if it does not run.
         """
@@ -365,6 +370,8 @@ class EngineCore:
             live = self._live.get(state.request.request_id)
             if live is not None and live.state is state:  # else it ended while its token was on its way
                 told.append((live, live.tell(token_id, found, unsound, now)))
+        if self._forced is not None:
+            told = self._forced.add_to(told)
         return [self._finished(live, event, now) for live, event in told]
 
     def _finished(self, live: LiveRequest, event: StepEvent, now: float) -> StepEvent:

@@ -72,14 +72,18 @@ class LiveRequest:
         )
 
     def take(self, token_id: int) -> tuple[TextDelta, str | None]:
+        """`push`, and the grammar goes on with it."""
+        delta, error = self.push(token_id)
+        if self.grammar is not None and error is None:
+            self.grammar.note(token_id)
+        return delta, error
+
+    def push(self, token_id: int) -> tuple[TextDelta, str | None]:
         """What its next token says, and the cause if no text can be made of it: then the request ends, it alone."""
         try:
-            delta = self.output.push(token_id)
+            return self.output.push(token_id), None
         except Exception as error:  # noqa: BLE001 - whatever the tokenizer met ends this request alone
             return self.output.break_off(), cause_of(error)
-        if self.grammar is not None:
-            self.grammar.note(token_id)
-        return delta, None
 
     def failure(self, sampling: str | None) -> tuple[str, Fault] | tuple[None, None]:
         """Why the request ends with this step, if by no wish of its client; `sampling` is what the sampler says."""
@@ -121,6 +125,11 @@ class LiveRequest:
             or request.params.logprobs is not None
             or penalises(request.params)
         )
+
+    @property
+    def may_be_led(self) -> bool:
+        """Whether a token that has no alternative need not be sampled: nothing but its id is told of it."""
+        return self.grammar is not None and not self.export and self.state.request.params.logprobs is None
 
     def sampler_row(self, position: int) -> SamplerRow:
         """What the sampler needs to give the token at `position`."""

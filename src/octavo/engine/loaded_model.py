@@ -52,6 +52,11 @@ class ModelPlan:
     def config(self) -> ModelConfig:
         return self.checkpoint.config
 
+    @property
+    def is_row_invariant(self) -> bool:
+        """Whether a token's K/V and logits are the same to the bit in any batch and any chunk of a prompt."""
+        return self.device.type == "cpu" and self.routes.row_invariant
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:

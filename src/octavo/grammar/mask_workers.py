@@ -1,4 +1,4 @@
-"""Fills the masks of a whole batch in threads of its own, while the caller's forward runs."""
+"""Follows the grammars of a whole batch in threads of its own: fills masks while the caller's forward runs."""
 
 from __future__ import annotations
 
@@ -6,29 +6,31 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from queue import SimpleQueue
 
 import numpy as np
 import numpy.typing as npt
 
 from octavo.grammar.limits import STEP_S
-from octavo.grammar.matcher import GrammarMatcher, MaskRow
+from octavo.grammar.matcher import GrammarMatcher
 from octavo.grammar.stacks import deep_stacks
 
 _MOST_THREADS = 8
 
 
 @dataclass(slots=True, eq=False)
-class _Fill:
-    """One row's work. `began` is when a thread took it."""
+class _Task:
+    """What is to be done with one matcher. `began` is when a thread took it; `failed` if it raised."""
 
     matcher: GrammarMatcher
-    row: MaskRow
-    batch: PendingMasks
+    work: Callable[[], None]
+    group: _Group
     began: float | None = None
     done: bool = False
+    failed: bool = False
     given_up: bool = False
 
     def is_late(self, step_s: float) -> bool:
@@ -38,66 +40,88 @@ class _Fill:
 
 
 @dataclass(slots=True, eq=False)
-class PendingMasks:
-    """Masks that are being filled, of which `num_left` are not. `rows` are the batch's rows that have one."""
+class _Group:
+    """Tasks that are waited for together, of which `num_left` are not done."""
 
-    rows: list[int]
-    bits: npt.NDArray[np.int32]  # [len(rows), ceil(V / 32)]
     changed: threading.Condition = field(default_factory=threading.Condition)
-    fills: list[_Fill] = field(default_factory=list)
+    tasks: list[_Task] = field(default_factory=list)
     num_left: int = 0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PendingMasks:
+    """Masks that are being filled. `rows` are the batch's rows that have one."""
+
+    rows: list[int]
+    bits: npt.NDArray[np.int32]  # [len(rows), ceil(V / 32)]
+    group: _Group
+
+
 class MaskWorkers:
-    """Threads that start with the first mask and end with this object. Used by one thread."""
+    """Threads that start with the first matcher and end with this object. Used by one thread."""
 
     def __init__(self, vocab_size: int, num_threads: int | None = None, step_s: float = STEP_S) -> None:
         """`step_s` is the most seconds one row may take. Half of the processors work if no number is given."""
         self._words = -(-vocab_size // 32)
         self._num_threads = num_threads or max(1, min(_MOST_THREADS, (os.cpu_count() or 1) // 2))
         self.step_s = step_s
-        self._queue: SimpleQueue[_Fill | None] = SimpleQueue()
+        self._queue: SimpleQueue[_Task | None] = SimpleQueue()
         self._started = 0
-        self._latest: PendingMasks | None = None
+        self._latest: _Group | None = None
         weakref.finalize(self, _end, self._queue, self._num_threads)
 
     def begin(self, matchers: Sequence[GrammarMatcher | None]) -> PendingMasks | None:
         """Fill the masks of those that have a matcher; None if nobody has."""
-        if self._latest is not None:
-            self.finish(self._latest)  # of a step that was broken off, perhaps
         rows = [index for index, matcher in enumerate(matchers) if matcher is not None]
-        if not rows:
-            return None
-        pending = PendingMasks(rows, np.empty((len(rows), self._words), dtype=np.int32))
-        pending.fills = [
-            _Fill(matcher, pending.bits[index], pending)
-            for index, matcher in enumerate(matcher for matcher in matchers if matcher is not None)
-        ]
-        pending.num_left = len(rows)
-        while self._started < self._num_threads:
-            self._start()
-        for fill in pending.fills:
-            self._queue.put(fill)
-        self._latest = pending
-        return pending
+        bits = np.empty((len(rows), self._words), dtype=np.int32)
+        asked = [matcher for matcher in matchers if matcher is not None]
+        group = self._ask([(matcher, partial(matcher.fill, row)) for matcher, row in zip(asked, bits, strict=True)])
+        return PendingMasks(rows, bits, group) if rows else None
 
     def finish(self, pending: PendingMasks) -> npt.NDArray[np.int32]:
         """The bits, once they are filled. A row that takes too long is given up, and its matcher fails."""
+        self._wait(pending.group)
+        bits, tasks = pending.bits, pending.group.tasks
+        if any(task.given_up for task in tasks):
+            bits = bits.copy()  # for its thread may still write there
+        bits[[index for index, task in enumerate(tasks) if task.failed or task.given_up]] = -1
+        return bits
+
+    def forced(self, asked: Sequence[tuple[GrammarMatcher, int]]) -> list[list[int]]:
+        """Of each matcher, the next tokens that it leaves no choice about, at most so many; they are noted. Waits."""
+        found: list[list[int]] = [[] for _ in asked]
+        work = [
+            (matcher, partial(_follow, matcher, most, self._words, into))
+            for (matcher, most), into in zip(asked, found, strict=True)
+        ]
+        group = self._ask(work)
+        self._wait(group)
+        return [[] if task.given_up else into for task, into in zip(group.tasks, found, strict=True)]
+
+    def _ask(self, work: Sequence[tuple[GrammarMatcher, Callable[[], None]]]) -> _Group:
+        if self._latest is not None:
+            self._wait(self._latest)  # of a step that was broken off, perhaps
+        group = _Group(num_left=len(work))
+        group.tasks = [_Task(matcher, act, group) for matcher, act in work]
+        while work and self._started < self._num_threads:
+            self._start()
+        for task in group.tasks:
+            self._queue.put(task)
+        self._latest = group
+        return group
+
+    def _wait(self, group: _Group) -> None:
+        """Until all is done. What takes too long is given up, and its matcher fails."""
         self._latest = None
-        with pending.changed:
-            while pending.num_left:
-                pending.changed.wait(self.step_s / 4)  # woken by the last row
-                for fill in pending.fills:
-                    if fill.is_late(self.step_s):
-                        fill.given_up = True
-                        pending.num_left -= 1
-                        fill.matcher.fail(f"one step took more than {self.step_s:g} s", "too complex")
+        with group.changed:
+            while group.num_left:
+                group.changed.wait(self.step_s / 4)  # woken by the last one
+                for task in group.tasks:
+                    if task.is_late(self.step_s):
+                        task.given_up = True
+                        group.num_left -= 1
+                        task.matcher.fail(f"one step took more than {self.step_s:g} s", "too complex")
                         self._start()  # in the place of the thread that is stuck
-            stuck = [index for index, fill in enumerate(pending.fills) if fill.given_up]
-            if stuck:
-                pending.bits = pending.bits.copy()  # for its thread may still write there
-                pending.bits[stuck] = -1
-        return pending.bits
 
     def _start(self) -> None:
         self._started += 1
@@ -106,24 +130,28 @@ class MaskWorkers:
             thread.start()
 
 
-def _work(queue: SimpleQueue[_Fill | None]) -> None:
-    while (fill := queue.get()) is not None:
-        fill.began = time.monotonic()
+def _follow(matcher: GrammarMatcher, most: int, words: int, into: list[int]) -> None:
+    into += matcher.forced(most, np.empty(words, dtype=np.int32))
+
+
+def _work(queue: SimpleQueue[_Task | None]) -> None:
+    while (task := queue.get()) is not None:
+        task.began = time.monotonic()
         try:
-            fill.matcher.fill(fill.row)
+            task.work()
         except Exception as error:  # noqa: BLE001 - whatever the library raises ends this request alone
-            fill.matcher.fail(f"{type(error).__name__}: {error}", "fault")
-            fill.row.fill(-1)
-        with fill.batch.changed:
-            if fill.given_up:
+            task.matcher.fail(f"{type(error).__name__}: {error}", "fault")
+            task.failed = True
+        with task.group.changed:
+            if task.given_up:
                 return  # another has taken this thread's place
-            fill.done = True
-            fill.batch.num_left -= 1
-            if not fill.batch.num_left:
-                fill.batch.changed.notify()
-        del fill  # hold nothing while there is nothing to do
+            task.done = True
+            task.group.num_left -= 1
+            if not task.group.num_left:
+                task.group.changed.notify()
+        del task  # hold nothing while there is nothing to do
 
 
-def _end(queue: SimpleQueue[_Fill | None], count: int) -> None:
+def _end(queue: SimpleQueue[_Task | None], count: int) -> None:
     for _ in range(count):
         queue.put(None)

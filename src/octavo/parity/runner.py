@@ -84,7 +84,7 @@ class ParityRun:
                 "compare fewer tokens or another model"
             )
         self._config = replace(config, max_context=needed)
-        self.bitwise = loaded.plan.device.type == "cpu" and loaded.plan.routes.row_invariant
+        self.bitwise = loaded.plan.is_row_invariant
         self.margin = _MARGIN[loaded.plan.dtype]
         self._references: dict[int, Trace] = {}
         self._questions: list[Question] = []

@@ -25,8 +25,9 @@ def decide_tick(view: SchedulerView) -> Decision:
     came first. If blocks are short, somebody is preempted (`_victim`); if nobody can be, the request sits this step
     out.
 
-    Tokens: decode rows come first, if there are more than the budget those that were left out longest. Prefill chunks
-    of running requests in the order of their admission, then of newly admitted ones, fill the rest. If decode rows
+    Tokens: decode rows come first, if there are more than the budget those that were left out longest. Then whoever has
+    several tokens of its answer to compute, prefill chunks of running requests in the order of their admission, and of
+    newly admitted ones, fill the rest. If decode rows
     leave less than a quarter of the budget and prefill wants more, then in every `prefill_grant_interval`-th such step
     prefill gets a quarter before them.
 
@@ -45,7 +46,7 @@ def decide_tick(view: SchedulerView) -> Decision:
 
     ready = [r for r in view.running if r.request_id not in stalled]
     decodes = [r for r in ready if r.num_remaining == 1]
-    prefills = [r for r in ready if r.num_remaining > 1]
+    prefills = sorted((r for r in ready if r.num_remaining > 1), key=lambda r: not r.is_answering)
     entering = _admissible(view, room)
 
     remaining = [r.num_remaining for r in prefills] + [w.num_remaining for w in entering]

@@ -278,6 +278,27 @@ class Scheduler:
         for running in lost.values():
             self._slots.requeue(running)
 
+    def room(self, request_id: str) -> int:
+        """Tokens that a running request may be given before it holds as many as it may. Raises `InvalidArgument` if it
+        does not run.
+        """
+        running = self._running.get(request_id)
+        if running is None:
+            raise InvalidArgument(f"request {request_id!r} is not running and has room for nothing")
+        held = self._pool.sequence(running.handle).rope_position + running.num_remaining
+        return running.state.max_total_tokens - held
+
+    def give(self, request_id: str, token_ids: Sequence[int]) -> None:
+        """Have a running request go on with tokens for which no step is needed; its next one computes all it has.
+
+        Raises `InvalidArgument` if it does not run, has no `room` for them, or a step is out.
+        """
+        self._check_between_steps("a request is given tokens")
+        room = self.room(request_id)
+        if len(token_ids) > room:
+            raise InvalidArgument(f"request {request_id!r} is given {len(token_ids)} tokens and has room for {room}")
+        self._running[request_id].state.output_token_ids.extend(token_ids)
+
     def finish(self, request_id: str, reason: FinishReason) -> None:
         """End a request, waiting or running; its blocks are free at once. Raises `InvalidArgument` if it is unknown.
 

@@ -13,7 +13,7 @@ class RunningView:
 
     `level` is the effective priority with which it was admitted, `arrival` its place among all requests that ever
     came. `growth` is what it needs for these tokens beyond the blocks it was promised; () for nothing. `idle_ticks`
-    counts the steps since the last that it was in.
+    counts the steps since the last that it was in. `is_answering` if its prompt is computed.
     """
 
     request_id: str
@@ -24,6 +24,7 @@ class RunningView:
     growth: Blocks = ()
     preemptable: bool = False
     idle_ticks: int = 0
+    is_answering: bool = False
 
     @property
     def rank(self) -> tuple[int, int]:

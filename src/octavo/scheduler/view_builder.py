@@ -84,6 +84,7 @@ class ViewBuilder:
             running.growth(self._pool, state.num_tokens),
             running.grows,
             tick - running.last_tick,
+            state.num_computed_tokens >= len(state.request.prompt_token_ids),
         )
 
     def _line(self, queue: WaitingQueue, running: Collection[RunningRequest], room: Blocks) -> tuple[WaitingView, ...]:
