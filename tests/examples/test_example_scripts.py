@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -66,6 +67,15 @@ def test_every_example_is_run_by_a_test_and_listed() -> None:
     source = Path(__file__).read_text(encoding="utf-8")
     assert scripts and all(f'example("{name}"' in source for name in scripts)
     assert set(re.findall(r"\((\w+\.py)\)", (EXAMPLES / "README.md").read_text(encoding="utf-8"))) == scripts
+
+
+def test_the_list_has_the_command_lines_of_every_script() -> None:
+    listed = (EXAMPLES / "README.md").read_text(encoding="utf-8").splitlines()
+    for script in EXAMPLES.glob("*.py"):
+        described = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
+        lines = re.findall(r"^ *(python examples/.*|octavo serve .*)$", described, re.MULTILINE)
+        assert any(script.name in line for line in lines), script.name
+        assert set(lines) <= set(listed), script.name
 
 
 def test_prompts_are_completed_offline_in_their_order(example: Example, model: Path) -> None:
