@@ -148,6 +148,9 @@ UNHELD_CALLS = [
     '{"name": "first", "parameters": {"kind": "other"}}',
     '{"id": 1, "type": "function", "function": {"name": "first", "arguments": {}}}',
     f"{BARE} and more",
+    '{"na\\u006de": "first", "arguments": {}}',
+    '{"name": "f\\u0069rst", "arguments": {}}',
+    '{"id": "\\"", "name": "first", "arguments": {}}',
     '[{"name": "first", "arguments": {}}]',
 ]
 NO_CALLS = ['{"name": "Ada", "size": 5}', '{"type": "city", "id": 7}', "[1, 2]", "{}", f"So: {BARE}", "{", " \n"]

@@ -224,9 +224,10 @@ class _Writer:
 def _like_a_call(tools: Sequence[OfferedTool]) -> str:
     """A regular expression for how an answer begins that `CallParser` may read as calls without a marker."""
     names = "|".join(re.escape(tool.name) for tool in tools)
-    passed = rf'"({"|".join(OTHER_KEYS)})"\s*:\s*("[^"]*"|[^",{{}}\[\]\s]*)\s*,\s*'
-    name = rf'"({"|".join(NAME_KEYS)})"\s*:\s*("({names})"|\{{)'
-    return rf'\s*(\[\s*)?\{{\s*({passed})*({name}|"({"|".join(ARGUMENT_KEYS)})"\s*:)'
+    passed = rf'"({"|".join(OTHER_KEYS)})"\s*:\s*("([^"\\]|\\.)*"|[^",{{}}\[\]\s]*)\s*,\s*'
+    escaped = r'"[^"\\]*\\'  # which may spell anything
+    name = rf'"({"|".join(NAME_KEYS)})"\s*:\s*("({names})"|\{{|{escaped})'
+    return rf'\s*(\[\s*)?\{{\s*({passed})*({name}|"({"|".join(ARGUMENT_KEYS)})"\s*:|{escaped})'
 
 
 def _head_of(tool: OfferedTool, keys: tuple[str, str]) -> str:
