@@ -119,15 +119,13 @@ async def _serve(
             if not signals.first.done():
                 return 1
             await _drain(engine, settings.drain_timeout_s)
-            server.should_exit = True
-            await serving  # so that the last requests are logged before the end is
-            _log.info("drained")
-            return 0
         finally:
             loading.cancel()
             await engine.stop()
             server.should_exit = True
             await serving
+        _log.info("drained")  # behind the lines of the last requests
+        return 0
 
 
 def _give_way() -> None:
