@@ -18,9 +18,10 @@ from octavo.request import Request
 from octavo.sampling_params import SamplingParams
 from octavo.step_batch import StorageKind
 from octavo.tokenizer import Tokenizer
+from tests.conftest import weights_path
 from tests.engine.broken_steps import BrokenOff, fail_once, run_through
 from tests.engine.grammar_engines import GrammarDriver, held_to
-from tests.engine.tiny_engines import STORAGES, Outcome, prompt_of
+from tests.engine.tiny_engines import STORAGES, Outcome, open_model, prompt_of
 from tests.tiny_models import EOS_TOKEN_ID
 
 DENSE, PAGED = StorageKind.DENSE, StorageKind.PAGED
@@ -387,3 +388,19 @@ def test_any_small_grammar_gives_the_same_either_way(load, grammar, storage, cas
     params = held_to(GrammarSpec.grammar(grammar), temperature=temperature, max_tokens=most, stop=stops)
     fast, slow = run_both(load(case), params, storage, length=3 + 5 * seed, seed=seed)
     assert fast.num_steps <= slow.num_steps
+
+
+@pytest.mark.weights
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_real_model_answers_the_same_in_fewer_steps(temperature):
+    loaded = open_model(weights_path("smollm2"))
+    fast, slow = pair(loaded, max_num_seqs=2)
+    messages = [{"role": "user", "content": "What is the weather in Oslo? Answer by a call, as JSON."}]
+    prompt = loaded.tokenizer.encode_chat(messages)
+    for driver in (fast, slow):
+        for name in ("call", "list"):
+            driver.add(name, prompt, held_to(GRAMMARS[name], temperature=temperature), 1)
+        driver.run()
+    assert_same(fast, slow)
+    assert json.loads(fast.outcomes["call"].text)["name"] == "get_current_weather"
+    assert fast.num_forced >= 10 and fast.num_steps < slow.num_steps
