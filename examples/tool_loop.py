@@ -63,7 +63,7 @@ def main() -> None:
         message = answer.choices[0].message
         messages.append(message)
         if not message.tool_calls:
-            print(message.content or "the model ended without a word")
+            print(message.content or f"neither words nor a call (it ended by {answer.choices[0].finish_reason!r})")
             return
         for call in message.tool_calls:
             if call.type != "function":

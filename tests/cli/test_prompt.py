@@ -91,7 +91,7 @@ def test_what_is_empty_or_not_utf8_is_refused_in_one_line(octavo, model, tmp_pat
     [
         (("-p", ""), "empty"),
         (("-p", "a", "-f", "b"), "both with -p and with -f"),
-        (("-f", "absent.txt"), "'absent.txt' cannot be read: No such file"),
+        (("-f", "absent.txt"), "'absent.txt' cannot be read: No such file or directory; check the path"),
         (("-f", "."), "'.' cannot be read: Is a directory"),
         (("-p", "a\udcff"), "not UTF-8"),
     ],
