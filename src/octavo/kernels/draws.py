@@ -10,7 +10,7 @@ from torch import Tensor
 
 _MOST_PARTS = 64  # that a row is cut into
 _BLOCK = 1024
-_LISTED = 1024  # best tokens of a row that are looked at first
+_LISTED = 4096  # best tokens of a row that are looked at first
 _BINS = 256
 _HAS_TRITON = find_spec("triton") is not None
 
@@ -122,6 +122,7 @@ def _draw_ranked(
         PARTS=parts,
         CAPACITY=listed,
         FAST=fast,
+        num_warps=8,
     )
     draw_from_row[(num_rows,)](
         logits,

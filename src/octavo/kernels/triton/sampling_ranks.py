@@ -219,13 +219,17 @@ def draw_from_row(
     best, temperature = row_scale(best_ptr, temperatures_ptr, row, PARTS)
     floor = tl.load(floors_ptr + row)
     limit, share = tl.load(limits_ptr + row), tl.load(shares_ptr + row)
-    limit = tl.minimum(limit, tl.load(listed_ptr + row * 2 + 1)).to(tl.int64)
+    num_kept = tl.load(listed_ptr + row * 2 + 1)
+    # A rule that keeps all that are left is passed over.
+    first_rule = tl.where(limit < num_kept, 0, 1)
+    end_rule = tl.where(share < 1.0, 2, 1)
+    limit = tl.minimum(limit, num_kept).to(tl.int64)
     i = tl.arange(0, BLOCK)
     # Counts first, then weights: what is below a bound, until the bound is the last token that is kept.
     counted = tl.full([], 1, tl.int64) << _KEY_BITS
     weighed = counted
     target = limit
-    for rule in range(2):
+    for rule in range(first_rule, end_rule):
         bound = tl.full([], 0, tl.int64)
         # The first look at weights is only for their sum.
         for place in range(-1, _KEY_BITS):
@@ -244,7 +248,7 @@ def draw_from_row(
             else:
                 bound = tl.where(sum_below < target, bound + step, bound)
         counted = tl.where(rule == 0, bound, counted)
-        weighed = tl.where((rule == 1) & (share < 1.0), bound, weighed)
+        weighed = tl.where(rule == 1, bound, weighed)
     top = tl.full([BLOCK], float("-inf"), tl.float32)
     ids = tl.full([BLOCK], 0, tl.int32)
     key = tl.load(keys_ptr + row)
