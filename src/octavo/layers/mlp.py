@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from octavo.kernels.rows import Activation, gate
+from octavo.kernels.rows import Activation
 from octavo.layers.linear import Linear
 
 _FEW = 64  # rows whose intermediate results fit the caches, so that one call for all kernels pays
@@ -25,4 +25,4 @@ class GatedMLP:
         if self._codes is not None and x.shape[0] <= _FEW:
             gate_up, down = self._codes
             return gate_up.gated_mlp(x, self._activation == "gelu_tanh", down)
-        return self._down(gate(self._gate_up(x), self._activation))
+        return self._down(self._gate_up.gated(x, self._activation))

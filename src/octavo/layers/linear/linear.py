@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from octavo.kernels.cpu.linear import PackedAffine
+from octavo.kernels.rows import Activation, gate
 from octavo.layers.linear.affine_route import AffineWeight
-from octavo.layers.linear.route import PackedWeight
+from octavo.layers.linear.route import GatedWeight, PackedWeight
 
 
 class Linear:
@@ -14,6 +15,7 @@ class Linear:
 
     def __init__(self, weight: PackedWeight, bias: Tensor | None = None) -> None:
         self._weight = weight
+        self._gated = weight if bias is None and isinstance(weight, GatedWeight) else None
         self.bias = bias
 
     @property
@@ -25,6 +27,11 @@ class Linear:
         """x [T, K] float32 or the compute dtype, contiguous -> [T, N] in either; float32 where there is a bias."""
         y = self._weight.apply(x)
         return y if self.bias is None else y + self.bias
+
+    def gated(self, x: Tensor, activation: Activation) -> Tensor:
+        """y = x Wᵀ + b [T, 2 N], gates before values -> activation(gates) · values [T, N]."""
+        y = None if self._gated is None else self._gated.apply_gated(x, activation)
+        return gate(self(x), activation) if y is None else y
 
     def product(self, x: Tensor) -> Tensor:
         """Without the bias, for who adds it elsewhere."""

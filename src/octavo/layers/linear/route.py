@@ -13,6 +13,7 @@ from torch import Tensor
 from octavo.config import WeightsChoice
 from octavo.errors import InvalidRequest
 from octavo.kernels.cpu import library
+from octavo.kernels.rows import Activation
 from octavo.layers.quant_tensor import QuantTensor
 
 
@@ -49,6 +50,15 @@ class Table(PackedWeight, Protocol):
 
     def lookup(self, ids: Tensor) -> Tensor:
         """Rows `ids` [T] int64 -> [T, K] float32."""
+        ...
+
+
+@runtime_checkable
+class GatedWeight(PackedWeight, Protocol):
+    """A packed weight that may have one kernel for a gate and up projection with their activation."""
+
+    def apply_gated(self, x: Tensor, activation: Activation) -> Tensor | None:
+        """`gate(apply(x), activation)`; None where that takes two kernels."""
         ...
 
 

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.kernels.rows import look_up
+from octavo.kernels.rows import Activation, look_up
+from octavo.kernels.triton.gated_product import gated_tile, multiply_gated
 from octavo.kernels.triton.skinny_gemm import MAX_ROWS, SkinnyScratch, multiply
 from octavo.kernels.triton.skinny_table import EXACT_ROWS, ROWS, bucket, dense_tiles, exact_tile
 from octavo.layers.linear.dense_route import stack
@@ -46,6 +47,10 @@ class SkinnyWeight:
         x = x.to(self.weight.dtype)
         y = self._skinny(x, torch.float32)
         return torch.mm(x, self.weight.t(), out_dtype=torch.float32) if y is None else y
+
+    def apply_gated(self, x: Tensor, activation: Activation) -> Tensor | None:
+        tile = None if self._exact else gated_tile(len(x), len(self.weight) // 2, self.weight.shape[1])
+        return None if tile is None else multiply_gated(x, self.weight, activation == "gelu_tanh", tile)
 
     def lookup(self, ids: Tensor) -> Tensor:
         return look_up(self.weight, ids)

@@ -1,0 +1,60 @@
+"""Gate and up projection with their activation in one kernel: what two products and a gate give."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from octavo.kernels.triton.gated_product import GatedTile, gated_tile, multiply_gated
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TILE = GatedTile(8, 32, 2)
+
+
+def draw(*shape, seed):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+@pytest.mark.parametrize("gelu", [False, True])
+@pytest.mark.parametrize(("rows", "n", "k"), [(1, 24, 64), (2, 21, 80), (3, 8, 31), (1, 1, 1)])
+def test_two_products_and_their_gate_are_rounded_as_on_their_own(rows, n, k, gelu):
+    x, weight = draw(rows, k, seed=1), (draw(2 * n, k, seed=2) / k**0.5).half()
+    products = (x.half().double() @ weight.double().t()).half().double()
+    gate, up = products.chunk(2, dim=-1)
+    expected = (F.gelu(gate, approximate="tanh") if gelu else F.silu(gate)) * up
+    found = multiply_gated(x, weight, gelu, TILE)
+    assert (found.shape, found.dtype) == ((rows, n), torch.float16)
+    # A sum that lies between two float16 may be rounded either way.
+    allowed = 2e-3 * expected.abs().max() + 1e-4
+    assert (found.double() - expected).abs().max() < allowed
+    assert (found.double() * 1.05 - expected).abs().max() > allowed
+
+
+def test_rows_and_columns_past_the_end_of_a_tile_are_not_read_or_written():
+    x, weight = draw(1, 40, seed=3), draw(2 * 10, 48, seed=4).half()
+    view = weight[:, :40].contiguous()
+    wide = torch.full((3, 40), float("nan"), device=DEVICE)
+    wide[0] = x[0]
+    assert torch.equal(multiply_gated(wide[:1], view, False, TILE), multiply_gated(x, view, False, TILE))
+    assert multiply_gated(x, view, False, TILE).isfinite().all()
+
+
+def test_only_one_row_of_a_shape_that_was_measured_takes_one_kernel():
+    assert gated_tile(1, 6144, 2048) is not None
+    assert gated_tile(2, 6144, 2048) is None
+    assert gated_tile(1, 6144, 2049) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+@pytest.mark.parametrize(("n", "k"), [(6144, 2048), (14336, 4096)])
+def test_a_measured_shape_gives_in_bfloat16_what_a_product_and_a_gate_give(n, k):
+    x, weight = draw(1, k, seed=5), (draw(2 * n, k, seed=6) / k**0.5).bfloat16()
+    gate, up = F.linear(x.bfloat16(), weight).float().chunk(2, dim=-1)
+    expected, tile = F.silu(gate) * up, gated_tile(1, n, k)
+    assert tile is not None
+    found = multiply_gated(x, weight, False, tile).float()
+    assert (found - expected).norm() / expected.norm() < 5e-3 < (found * 1.01 - expected).norm() / expected.norm()
