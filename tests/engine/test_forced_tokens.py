@@ -12,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from octavo import LLM
 from octavo.engine.hand_off import HandOff
 from octavo.grammar_spec import GrammarSpec
 from octavo.request import Request
@@ -108,11 +109,31 @@ def test_answers_in_a_batch_are_the_same_to_the_bit_and_take_fewer_steps(load, c
 
 
 @pytest.mark.parametrize("storage", STORAGES, ids=lambda s: s.value)
+@pytest.mark.parametrize("codec", ["q8_0", "q4_0", "turbo4"])
+def test_narrow_keys_and_values_are_the_same_to_the_bit(load, codec, storage):
+    fast, _ = run_both(load("gemma3-window-5"), held_to(GRAMMARS["list"]), storage, kv_dtype=codec)
+    assert fast.num_forced > 0
+
+
+@pytest.mark.parametrize("storage", STORAGES, ids=lambda s: s.value)
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_alone_each_token_that_is_forced_saves_a_step(load, name, storage):
     for seed in range(3):
         fast, slow = run_both(load(), held_to(GRAMMARS[name]), storage, seed=seed)
         assert fast.num_forced > 0 and fast.num_steps == slow.num_steps - fast.num_forced
+
+
+def test_answers_streamed_and_whole_with_several_choices_and_their_usage_are_the_same(directory):
+    params = held_to(CALLED, n=2, seed=3, stop=('"fahr',))
+    answers = []
+    for fast_forward in (True, False):
+        llm = LLM(directory("llama"), dtype="bfloat16", threads=1, max_context=256, fast_forward=fast_forward)
+        [whole] = llm.generate("The harbour", params)
+        *pieces, _ = llm.stream("The harbour", replace(params, n=1))
+        assert "".join(piece.text for piece in pieces) == whole.outputs[0].text
+        assert tuple(i for piece in pieces for i in piece.token_ids) == whole.outputs[0].token_ids
+        answers.append((whole.outputs, whole.usage, pieces[-1].finish_reason))
+    assert answers[0] == answers[1]
 
 
 def test_a_step_says_all_the_tokens_of_a_request_in_one_event(load):
