@@ -307,19 +307,19 @@ def test_a_small_budget_is_kept_and_changes_nothing(load, budget):
     assert max(sizes) <= budget
 
 
-def test_a_long_prompt_does_not_hold_up_forced_tokens(load):
-    fast, _ = pair(load(), max_num_seqs=2, max_batch_tokens=16, prefill_chunk=16)
-    fast.add("held", prompt_of(3), held_to(CALLED))
-    while not fast.outcomes["held"].token_ids:
-        fast.step()
-    fast.add("long", prompt_of(300), SamplingParams(max_tokens=3))
+def test_a_long_prompt_that_came_earlier_does_not_hold_up_forced_tokens(load):
+    fast, _ = pair(load(), max_num_seqs=2, max_batch_tokens=20, prefill_chunk=16)
+    fast.add("compiles", prompt_of(3), held_to(CALLED, max_tokens=1))
+    fast.run()
+    fast.add("long", prompt_of(400), SamplingParams(max_tokens=3))
+    fast.add("held", prompt_of(3, 1), held_to(CALLED))
     steps = 0
     while fast.outcomes["held"].finish_reason is None:
         before = len(fast.outcomes["held"].token_ids)
         fast.step()
         steps += 1
         assert len(fast.outcomes["held"].token_ids) > before, "it was left out"
-    assert steps >= 4
+    assert steps >= 4 and fast.num_forced >= 10 and not fast.outcomes["long"].token_ids
 
 
 def test_penalties_and_bias_see_forced_tokens_as_they_see_others(load):
