@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from octavo.engine.grammar_queue import GrammarQueue
@@ -13,7 +14,7 @@ from octavo.grammar.compiler import GrammarCompiler
 from octavo.grammar_spec import GrammarSpec
 from octavo.sampling_params import SamplingParams
 from octavo.step_batch import StorageKind
-from tests.engine.tiny_engines import Driver
+from tests.engine.tiny_engines import Driver, prompt_of
 
 
 def held_to(grammar: GrammarSpec, **fields: Any) -> SamplingParams:
@@ -50,3 +51,31 @@ class GrammarDriver(Driver):
         """Tokens that no step was run for."""
         forced = self.core._forced
         return 0 if forced is None else forced.num_given
+
+
+def pair(loaded, storage=StorageKind.PAGED, **settings) -> tuple[GrammarDriver, GrammarDriver]:
+    """One engine that takes forced tokens without a step for each, and one that does not."""
+    fast, slow = (GrammarDriver(loaded, storage, fast_forward=on, **settings) for on in (True, False))
+    return fast, slow
+
+
+def assert_same(fast: GrammarDriver, slow: GrammarDriver) -> None:
+    """All that a client gets, and the logits of what was sampled, to the bit."""
+    assert fast.outcomes.keys() == slow.outcomes.keys()
+    for name, expected in slow.outcomes.items():
+        got = fast.outcomes[name]
+        assert (got.token_ids, got.text) == (expected.token_ids, expected.text), name
+        assert (got.finish_reason, got.error) == (expected.finish_reason, expected.error), name
+        for place, logits in fast.sampled.get(name, {}).items():
+            assert torch.equal(logits, slow.sampled[name][place]), (name, place)
+
+
+def run_both(loaded, params: SamplingParams, storage=StorageKind.PAGED, length=7, seed=1, **settings):
+    """The same request alone in both engines, which agree."""
+    fast, slow = pair(loaded, storage, **{"max_num_seqs": 1, **settings})
+    for driver in (fast, slow):
+        driver.add("a", prompt_of(length), params, seed)
+        driver.run()
+        driver.assert_idle()
+    assert_same(fast, slow)
+    return fast, slow

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -17,15 +16,12 @@ from octavo.engine.hand_off import HandOff
 from octavo.grammar_spec import GrammarSpec
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
-from octavo.step_batch import StorageKind
 from octavo.tokenizer import Tokenizer
 from tests.conftest import weights_path
 from tests.engine.broken_steps import BrokenOff, fail_once, run_through
-from tests.engine.grammar_engines import GrammarDriver, held_to
+from tests.engine.grammar_engines import assert_same, held_to, pair, run_both
 from tests.engine.tiny_engines import STORAGES, Outcome, open_model, prompt_of
 from tests.tiny_models import EOS_TOKEN_ID
-
-DENSE, PAGED = StorageKind.DENSE, StorageKind.PAGED
 
 
 def closed(**properties: Any) -> dict[str, Any]:
@@ -61,34 +57,6 @@ GRAMMARS = {
     "choice": GrammarSpec.choice(["a careful engineer", "a careful lantern", "naïve"]),
 }
 CALLED = GRAMMARS["call"]
-
-
-def pair(loaded, storage=PAGED, **settings) -> tuple[GrammarDriver, GrammarDriver]:
-    """One engine that takes forced tokens without a step for each, and one that does not."""
-    fast, slow = (GrammarDriver(loaded, storage, fast_forward=on, **settings) for on in (True, False))
-    return fast, slow
-
-
-def assert_same(fast: GrammarDriver, slow: GrammarDriver) -> None:
-    """All that a client gets, and the logits of what was sampled, to the bit."""
-    assert fast.outcomes.keys() == slow.outcomes.keys()
-    for name, expected in slow.outcomes.items():
-        got = fast.outcomes[name]
-        assert (got.token_ids, got.text) == (expected.token_ids, expected.text), name
-        assert (got.finish_reason, got.error) == (expected.finish_reason, expected.error), name
-        for place, logits in fast.sampled.get(name, {}).items():
-            assert torch.equal(logits, slow.sampled[name][place]), (name, place)
-
-
-def run_both(loaded, params: SamplingParams, storage=PAGED, length=7, seed=1, **settings):
-    """The same request alone in both engines, which agree."""
-    fast, slow = pair(loaded, storage, **{"max_num_seqs": 1, **settings})
-    for driver in (fast, slow):
-        driver.add("a", prompt_of(length), params, seed)
-        driver.run()
-        driver.assert_idle()
-    assert_same(fast, slow)
-    return fast, slow
 
 
 @pytest.mark.parametrize("storage", STORAGES, ids=lambda s: s.value)
