@@ -154,7 +154,7 @@ def test_r021_a_step_that_fails_between_two_layers_shares_nothing(load, case, st
     driver = Driver(loaded, storage, prefill_chunk=2 * BLOCK, max_batch_tokens=4 * BLOCK)
     poison(driver)
     driver.add("one", prompt)
-    cache, attend = driver.core.runner.cache, driver.core.runner.cache.attend
+    cache, attend = driver.core.runner.cache, driver.core.runner.cache.attend_qkv
 
     def failing(index, *args):
         if index == layer:
@@ -162,7 +162,7 @@ def test_r021_a_step_that_fails_between_two_layers_shares_nothing(load, case, st
         return attend(index, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(cache, "attend", failing)
+        patch.setattr(cache, "attend_qkv", failing)
         with pytest.raises(DeviceLost):
             driver.step()
     driver.add("two", prompt)
