@@ -25,11 +25,10 @@ def decide_tick(view: SchedulerView) -> Decision:
     came first. If blocks are short, somebody is preempted (`_victim`); if nobody can be, the request sits this step
     out.
 
-    Tokens: decode rows come first, if there are more than the budget those that were left out longest. Then whoever has
-    several tokens of its answer to compute, prefill chunks of running requests in the order of their admission, and of
-    newly admitted ones, fill the rest. If decode rows
-    leave less than a quarter of the budget and prefill wants more, then in every `prefill_grant_interval`-th such step
-    prefill gets a quarter before them.
+    Tokens: decode rows come first, if there are more than the budget those that were left out longest. Whoever has
+    several tokens of its answer to compute, then prefill chunks of running requests in the order of their admission,
+    then those of newly admitted ones fill the rest. If decode rows leave less than a quarter of the budget and prefill
+    wants more, then in every `prefill_grant_interval`-th such step prefill gets a quarter before them.
 
     Admission is strictly in the order of the line, but that those who would compute again what somebody computes now
     are passed over: a request enters only if its blocks are there, beside the watermark while others run, and a token

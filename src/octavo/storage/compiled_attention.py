@@ -141,10 +141,6 @@ class CompiledAttention:
             kernel.run(q, *rows, staged.step, out, store.sinks)
         return out
 
-    def takes_qkv(self, plan: CompiledPlan) -> bool:
-        """Whether `compute_qkv` serves the step."""
-        return plan.single is not None and self._spec.k_dim == self._spec.v_dim
-
     def compute_qkv(
         self,
         plan: CompiledPlan,
@@ -153,10 +149,11 @@ class CompiledAttention:
         rotation: Rotation,
         weights: HeadWeights,
         dtype: torch.dtype,
-    ) -> Tensor:
-        """`KVCache.attend_qkv` of a step that `takes_qkv`."""
+    ) -> Tensor | None:
+        """See `GroupAttention`."""
         step, spec = plan.single, self._spec
-        assert step is not None
+        if step is None or spec.k_dim != spec.v_dim:
+            return None
         biased = qkv if weights.bias is None else qkv + weights.bias
         heads = biased.float().contiguous().view(plan.num_tokens, -1, spec.k_dim)
         out = torch.empty(plan.num_tokens, spec.num_q_heads, spec.v_dim)

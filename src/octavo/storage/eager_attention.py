@@ -7,6 +7,7 @@ from torch import Tensor
 
 from octavo.cache.spec import LayerSpec
 from octavo.kernels.chunked_attention import attend_span, smallest_invariant_rows
+from octavo.kernels.rows import HeadWeights, Rotation
 from octavo.step_batch import StepBatch
 from octavo.storage.block_table import BlockTable
 from octavo.storage.layer_store import KVRows, LayerStore
@@ -37,6 +38,17 @@ class EagerAttention:
 
     def routes(self, plan: GroupPlan) -> list[tuple[Route, str]]:
         return [(row.route, _REASONS.get(row.route, self._gather_reason)) for row in plan.rows]
+
+    def compute_qkv(
+        self,
+        plan: GroupPlan,
+        store: LayerStore,
+        qkv: Tensor,
+        rotation: Rotation,
+        weights: HeadWeights,
+        dtype: torch.dtype,
+    ) -> None:
+        """See `GroupAttention`: torch does one thing after another."""
 
     def compute(self, plan: GroupPlan, store: LayerStore, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if plan.writes is not None:

@@ -173,10 +173,6 @@ class FusedAttention:
             out.index_copy_(0, picked, self._eager.compute(plan.others, store, q[picked], k[picked], v[picked]))
         return out
 
-    def takes_qkv(self, plan: FusedPlan) -> bool:
-        """Whether `compute_qkv` serves the step."""
-        return plan.others is None and self._heads.refusal() is None
-
     def compute_qkv(
         self,
         plan: FusedPlan,
@@ -185,8 +181,10 @@ class FusedAttention:
         rotation: Rotation,
         weights: HeadWeights,
         dtype: torch.dtype,
-    ) -> Tensor:
-        """`compute` from what a linear gives: one kernel normalises, rotates, encodes and stores. Returns `dtype`."""
+    ) -> Tensor | None:
+        """See `GroupAttention`: one kernel normalises, rotates, encodes and stores."""
+        if plan.others is not None or self._heads.refusal() is not None:
+            return None
         from octavo.kernels.triton.head_rows import rotate_and_store_heads
 
         assert plan.rows is not None

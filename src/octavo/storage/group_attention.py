@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
+from octavo.kernels.rows import HeadWeights, Rotation
 from octavo.step_batch import StepBatch
 from octavo.storage.block_table import BlockTable
 from octavo.storage.layer_store import LayerStore
@@ -23,3 +25,15 @@ class GroupAttention(Protocol):
         ...
 
     def compute(self, plan: Any, store: LayerStore, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
+
+    def compute_qkv(
+        self,
+        plan: Any,
+        store: LayerStore,
+        qkv: Tensor,
+        rotation: Rotation,
+        weights: HeadWeights,
+        dtype: torch.dtype,
+    ) -> Tensor | None:
+        """`KVCache.attend_qkv`, where the step's kernels do it in one; None, with nothing done, where they do not."""
+        ...

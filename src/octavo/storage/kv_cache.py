@@ -215,8 +215,9 @@ class KVCache:
         """
         group = self._group_of[layer]
         plan, attention, spec = self._plans[group], self._attention[group], self._groups[group].spec
-        if isinstance(attention, FusedAttention | CompiledAttention) and attention.takes_qkv(plan):
-            return attention.compute_qkv(plan, self._layers[layer], qkv, rotation, weights, dtype)
+        attended = attention.compute_qkv(plan, self._layers[layer], qkv, rotation, weights, dtype)
+        if attended is not None:
+            return attended
         q, k, v = split_heads(qkv, spec.num_q_heads, spec.num_kv_heads, spec.k_dim, rotation, weights)
         return self.attend(layer, q, k, v).to(dtype)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import torch
@@ -14,24 +14,12 @@ from torch import Tensor
 
 from octavo.errors import CapacityError
 from octavo.kernels.cpu import library
+from octavo.kernels.rows import HeadNorms
 
 Encoding = Literal["q8_0", "q4_0", "turbo4"]
 _DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _ENCODINGS: dict[Encoding, int] = {"q8_0": 3, "q4_0": 4, "turbo4": 5}
 _MOST_QUERIES_PER_HEAD = 32
-
-
-class HeadNorms(Protocol):
-    """Weights [D] float32 of queries' and keys' norms, and eps."""
-
-    @property
-    def q(self) -> Tensor: ...
-
-    @property
-    def k(self) -> Tensor: ...
-
-    @property
-    def eps(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +141,7 @@ class AttentionKernel:
             step.pointer,
             step.count,
             self._pointer,
-            _pointer(sinks),
+            library.pointer(sinks),
             out.data_ptr(),
         )
         _check(failed)
@@ -189,14 +177,10 @@ class AttentionKernel:
             step.pointer,
             step.count,
             self._pointer,
-            _pointer(sinks),
+            library.pointer(sinks),
             out.data_ptr(),
         )
         _check(failed)
-
-
-def _pointer(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
 
 
 def _check(failed: int) -> None:

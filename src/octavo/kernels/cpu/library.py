@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from torch import Tensor
+
 from octavo.errors import InvalidRequest
 from octavo.kernels.cpu.build import BuildError, compiled_library
 
@@ -130,6 +132,11 @@ class Library:
     def description(self) -> str:
         """In a few words: what the kernels were compiled for, or why there are none."""
         return f"none ({self.reason})" if self.functions is None else f"compiled for {self.instructions}"
+
+
+def pointer(tensor: Tensor | None) -> int | None:
+    """What the functions take for a tensor that may be absent."""
+    return None if tensor is None else tensor.data_ptr()
 
 
 @cache

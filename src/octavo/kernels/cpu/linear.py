@@ -64,7 +64,7 @@ class PackedAffine:
             part.data, part.rows, part.bits, part.group = at, len(codes), bits, matrix.group
             part.zero, part.has_minimum, part.unit = matrix.zero, int(minimum is not None), _unit(scale, minimum)
             functions.octavo_pack(
-                codes.data_ptr(), scale.data_ptr(), _pointer(minimum), self.num_columns, ctypes.byref(part)
+                codes.data_ptr(), scale.data_ptr(), library.pointer(minimum), self.num_columns, ctypes.byref(part)
             )
             at += size
         self._pointer = ctypes.addressof(self._parts)
@@ -146,7 +146,3 @@ def _unit(scale: Tensor, minimum: Tensor | None) -> float:
 
 def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
-
-
-def _pointer(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
