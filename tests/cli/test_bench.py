@@ -75,6 +75,12 @@ def test_random_weights_need_a_config_and_no_model(octavo, tmp_path):
     assert done.status == 0, done.err
     (cell,) = json.loads(done.out)["cells"]
     assert cell["load"] == "2x6" and cell["tokens_per_s"]["median"] > 0
+    none = ("--loads", "", "--requests", 3, "--lengths", "2-9")
+    done = octavo(*small, *none, "--config", tmp_path, "--device", "cpu", "--json")
+    assert done.status == 0, done.err
+    assert [cell["load"] for cell in json.loads(done.out)["cells"]] == ["3 requests of 2-9"]
     for wrong in ((), ("--config", tmp_path, "-m", "smollm2")):
         done = octavo(*small, *wrong)
         assert done.status == 2 and "--random-weights --config DIR" in done.err
+    done = octavo("bench", "decode", "--requests", 3)
+    assert done.status == 2 and "--requests needs --random-weights" in done.err

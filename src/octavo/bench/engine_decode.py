@@ -11,10 +11,13 @@ from pathlib import Path
 
 import torch
 
+from octavo.bench.cuda_timing import read_ceiling
+from octavo.bench.engine_requests import RequestCell, RequestLoad, bench_requests
 from octavo.bench.kernel_loads import DecodeLoad
 from octavo.bench.percentiles import Spread
 from octavo.bench.random_model import RandomCheckpoint
 from octavo.bench.stamp import environment_stamp
+from octavo.bench.stream_limit import kv_bytes, weight_bytes
 from octavo.config import EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.loaded_model import LoadedModel, load_model, plan_checkpoint, share_weights
@@ -29,27 +32,46 @@ _CHUNK = 4096  # prompt tokens a step
 class DecodeCell:
     """One load, over several rounds: while all its sequences decode, and none is being prefilled.
 
-    `steps` are those of the last round, by how they were run (see `GraphRunner`).
+    `steps` are those of the last round, by how they were run (see `GraphRunner`). `step_bytes` is what a step has to
+    read at least, midway: weights once, and the K/V of all tokens.
     """
 
     load: DecodeLoad
     tokens_per_s: Spread
     step_ms: Spread
     steps: dict[str, int]
+    step_bytes: int
+
+    def as_object(self, ceiling_gbps: float | None) -> dict[str, object]:
+        limit = None if ceiling_gbps is None else len(self.load.lengths) * ceiling_gbps * 1e9 / self.step_bytes
+        return {
+            "load": self.load.name,
+            "tokens_per_s": asdict(self.tokens_per_s),
+            "step_ms": asdict(self.step_ms),
+            "steps": self.steps,
+            "step_bytes": self.step_bytes,
+            "read_limit_tokens_per_s": None if limit is None else round(limit, 1),
+        }
 
 
 @dataclass
 class EngineDecodeRun:
-    """What is measured, and the cells so far. `first_token_s` is from the process's start, weights included."""
+    """What is measured, and the cells so far. `first_token_s` is from the process's start, weights included.
+
+    `ceiling_gbps` is how fast a CUDA device's memory was read; None before that is measured, and elsewhere.
+    """
 
     directory: Path
     loads: Sequence[DecodeLoad]
     new_tokens: int
     rounds: int
     config: EngineConfig
+    requests: RequestLoad | None = None
     load_s: float = 0.0
     first_token_s: float | None = None
+    ceiling_gbps: float | None = None
     cells: list[DecodeCell] = field(default_factory=list)
+    request_cell: RequestCell | None = None
     environment: dict[str, object] = field(default_factory=environment_stamp)
 
     @property
@@ -65,14 +87,13 @@ class EngineDecodeRun:
             "rounds": self.rounds,
             "load_s": round(self.load_s, 2),
             "first_token_s": self.first_token_s,
+            "read_ceiling_gbps": None if self.ceiling_gbps is None else round(self.ceiling_gbps, 1),
             "cells": [
-                {
-                    "load": cell.load.name,
-                    "tokens_per_s": asdict(cell.tokens_per_s),
-                    "step_ms": asdict(cell.step_ms),
-                    "steps": cell.steps,
-                }
-                for cell in self.cells
+                {"shape": self.directory.name, **cell, "commit": self.environment["commit"]}
+                for cell in (
+                    *(each.as_object(self.ceiling_gbps) for each in self.cells),
+                    *(() if self.request_cell is None else (self.request_cell.as_object(),)),
+                )
             ],
         }
 
@@ -82,22 +103,35 @@ def cell_line(cell: DecodeCell) -> str:
     return f"{cell.load.name:>10}   {cell.tokens_per_s} tokens/s   {cell.step_ms} ms per step"
 
 
-def bench_engine_decode(run: EngineDecodeRun, progress: Callable[[DecodeCell], None]) -> None:
-    """Measure every load of `run`, one engine for each over the same weights."""
+def bench_engine_decode(
+    run: EngineDecodeRun,
+    progress: Callable[[DecodeCell], None],
+    on_requests: Callable[[RequestCell], None] = lambda cell: None,
+) -> None:
+    """Measure every load of `run`, one engine for each over the same weights, then its requests."""
     loaded = load_random(run.directory, run.config)
     run.load_s = loaded.load_s
-    if loaded.plan.device.type == "cuda":
-        run.environment |= {"device": torch.cuda.get_device_name()}
+    on_cuda = loaded.plan.device.type == "cuda"
+    if on_cuda:
+        run.environment |= {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     for load in run.loads:
         engine = EngineDecode(loaded, load, run.config, run.new_tokens)
         engine.run(_WARM_UP, on_first_token=lambda: _note_start(run))
         engine.run(_WARM_UP)
+        if run.ceiling_gbps is None and on_cuda:
+            run.ceiling_gbps = read_ceiling()
         rounds = [engine.run(run.new_tokens) for _ in range(run.rounds)]
         speeds = [count / seconds for count, _, seconds in rounds]
         step_ms = [seconds / steps * 1e3 for _, steps, seconds in rounds]
-        cell = DecodeCell(load, Spread.of(speeds), Spread.of(step_ms), engine.steps_of_last_run)
+        midway = [length + run.new_tokens / 2 for length in load.lengths]
+        step_bytes = weight_bytes(loaded) + kv_bytes(loaded, midway)
+        cell = DecodeCell(load, Spread.of(speeds), Spread.of(step_ms), engine.steps_of_last_run, step_bytes)
         run.cells.append(cell)
         progress(cell)
+        del engine
+    if run.requests is not None:
+        run.request_cell = bench_requests(loaded, run.requests, run.config, run.rounds, lambda: _note_start(run))
+        on_requests(run.request_cell)
 
 
 def load_random(directory: Path, config: EngineConfig) -> LoadedModel:

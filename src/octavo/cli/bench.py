@@ -15,6 +15,7 @@ from octavo.cli import bench_regress
 from octavo.cli import engine_options as flags
 from octavo.cli.bench_options import Plot, check_plot_flag, counts, draw_figures, written
 from octavo.cli.bench_prefill import prefill
+from octavo.cli.bench_random import decode_random
 from octavo.cli.bench_storage import storage
 from octavo.cli.options import list_option, option, texts
 from octavo.engine.profile import DEFAULT_STEPS, ProfileSettings
@@ -23,7 +24,6 @@ from octavo.errors import InvalidRequest
 if TYPE_CHECKING:
     from octavo.bench.load_endpoint import Api
     from octavo.bench.serving import ServingRun
-    from octavo.config import EngineConfig
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, help="Measure: speed and memory, with their spread.")
 
@@ -56,6 +56,12 @@ def decode(
     loads: Annotated[
         str, option("--loads", help="Loads: sequences x tokens, comma-separated; `64 mixed` is one of them.")
     ] = "1x128,1x16K,1x32K,4x1K,8x1K,64x1K",
+    requests: Annotated[
+        int | None, option("--requests", help="With random weights: also answer so many requests, all sent at once.")
+    ] = None,
+    lengths: Annotated[
+        str, option("--lengths", help="Least and most tokens of the requests' prompts and of their answers.")
+    ] = "100-1024",
     cuda_graphs: flags.CudaGraphs = None,
     device: flags.Device = "auto",
     plot: Plot = None,
@@ -63,8 +69,8 @@ def decode(
 ) -> None:
     """One sequence: first token from process start, decode and prefill speed, peak memory.
 
-    A profile is taken in a run of its own, after those that are timed. With random weights: batches of the loads,
-    decoded in one process.
+    A profile is taken in a run of its own, after those that are timed. With random weights: batches of the loads (an
+    empty list for none), decoded in one process, and requests.
     """
     check_plot_flag(plot)
     for name, value, least in (
@@ -80,8 +86,13 @@ def decode(
                 "random weights are made for a config; give --random-weights --config DIR, and no model"
             )
         given = flags.EngineFlags(dtype=dtype, device=device, threads=threads, cuda_graphs=cuda_graphs).config(1)
-        _decode_random(config, loads, new_tokens, repeats, given, plot, as_json)
+        asked = None if requests is None else (requests, lengths)
+        decode_random(
+            config, loads, asked, new_tokens=new_tokens, rounds=repeats, config=given, plot=plot, as_json=as_json
+        )
         return
+    if requests is not None:
+        raise InvalidRequest("--requests needs --random-weights; `octavo bench serving` sends requests to a server")
     profiles = ProfileSettings.of(profile, profile_steps)
     from octavo.bench.decode import bench_decode
     from octavo.engine.hardware import choose_threads
@@ -327,29 +338,6 @@ def overhead(
             print(json.dumps(run.as_object()) if as_json else "\n".join(overhead_lines(run)), flush=True)
             title = f"mock model of {step_ms:g} ms a step, {clients} streams, {len(run.rounds)} rounds"
             draw_figures(title, run.charts(), plot)
-
-
-def _decode_random(
-    directory: Path, loads: str, new_tokens: int, rounds: int, config: EngineConfig, plot: Path | None, as_json: bool
-) -> None:
-    from octavo.bench.engine_decode import EngineDecodeRun, bench_engine_decode, cell_line
-    from octavo.bench.kernel_loads import parse_loads
-
-    run = EngineDecodeRun(directory, parse_loads(loads), new_tokens, rounds, config)
-    bench_engine_decode(run, lambda cell: print(f"octavo: {cell_line(cell)}", file=sys.stderr, flush=True))
-    charts = {
-        "tokens/s": {cell.load.name: cell.tokens_per_s for cell in run.cells},
-        "ms a step": {cell.load.name: cell.step_ms for cell in run.cells},
-    }
-    draw_figures(f"{directory.name}, random weights, {rounds} rounds", charts, plot)
-    if as_json:
-        print(json.dumps(run.as_object()))
-        return
-    print(f"{directory.name}, random weights, {run.device}; median of {rounds} (least to most)")
-    if run.first_token_s is not None:
-        print(f"first token, from process start   {run.first_token_s:.2f} s, of which weights {run.load_s:.2f} s")
-    for cell in run.cells:
-        print(cell_line(cell))
 
 
 def _show_serving(run: ServingRun, plot: Path | None, as_json: bool) -> None:
