@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PYTEST := .venv/bin/python -m pytest -o cache_dir=.venv/cache/pytest
 
-.PHONY: generate test check docs docs-reference nightly soak gpu-test setup setup-dev clean
+.PHONY: generate test check docs docs-reference nightly soak gpu-test gpu-memcheck setup setup-dev clean
 .DEFAULT_GOAL := generate
 
 generate: setup ## Answer PROMPT with MODEL
@@ -51,6 +51,9 @@ soak: setup-dev ## Thousands of requests of all kinds to real servers over tiny 
 
 gpu-test: setup-dev ## Tests that need a CUDA device
 	$(PYTEST) -m gpu $(PYTEST_ARGS)
+
+gpu-memcheck: setup-dev ## Watch the GPU kernels for memory errors; needs compute-sanitizer of CUDA's toolkit
+	PYTHON=.venv/bin/python sh scripts/memcheck.sh
 
 setup:
 	@sh scripts/setup.sh

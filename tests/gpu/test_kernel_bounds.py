@@ -1,0 +1,144 @@
+"""Every kernel once or twice at odd sizes, in memory of just its operands' size: what `scripts/memcheck.sh` watches.
+
+Run by itself it only compares results. Under compute-sanitizer, with torch's caching of memory off, an access beyond an
+operand is an error.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from octavo.engine.sampler import Sampler, SamplerRow
+from octavo.engine.sampling_device import draw_settings
+from octavo.engine.sampling_random import TokenNoise
+from octavo.engine.sampling_workspace import Workspace
+from octavo.kernels.draws import draw_tokens
+from octavo.kernels.greedy import greedy_tokens_by_parts
+from octavo.kernels.rows import HeadNorms, Rotation
+from octavo.kernels.triton.fused_rows import add_rms_norm_, gate
+from octavo.kernels.triton.gated_product import GatedTile, multiply_gated
+from octavo.kernels.triton.head_rows import HeadShape, rotate_and_store_heads
+from octavo.kernels.triton.paged_decode import StoredRows
+from octavo.kernels.triton.skinny_gemm import SkinnyScratch, SkinnyTile, multiply, multiply_codes
+from octavo.kernels.triton.skinny_pack import CodeMatrix, pack_codes, unpack_codes
+from octavo.kernels.triton.step_tokens import pick_tokens
+from octavo.sampling_params import SamplingParams
+from octavo.storage.codecs import CODECS
+from tests.kernels.triton.decode_cases import DecodeCase
+from tests.kernels.triton.prefill_cases import PrefillCase
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")]
+
+CUDA = torch.device("cuda")
+CASES = {
+    "f16 d128": {"dim": 128},
+    "bf16 d256 window": {"k_codec": "bf16", "v_codec": "bf16", "dim": 256, "window": 50},
+    "q8_0 and q4_0 d64": {"k_codec": "q8_0", "v_codec": "q4_0", "dim": 64},
+    "q4_0 and f16 d96 group 7": {"k_codec": "q4_0", "dim": 96, "hq": 14},
+    "sinks, blocks of 64": {"sinks": True, "block_size": 64},
+    "exact": {"exact": True, "dim": 128},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_decode_of_single_tokens(name):
+    case = DecodeCase([700, 1, 0, 33, 16], device="cuda", spare_blocks=0, **CASES[name])
+    assert (case.run().double() - case.expected()).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_verification_of_a_few_tokens(name):
+    case = DecodeCase([700, 8, 33], [8, 3, 2], device="cuda", spare_blocks=0, **CASES[name])
+    assert (case.run().double() - case.expected()).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "exact"])
+def test_prefill_of_chunks(name):
+    case = PrefillCase([413, 31, 9], [200, 31, 1], device="cuda", spare_blocks=0, **CASES[name])
+    assert (case.prefill(None).double() - case.expected()).abs().max() < 2e-3
+    assert (case.prefill(None, part=256).double() - case.expected()).abs().max() < 2e-3
+
+
+@pytest.mark.parametrize("codec", ["f16", "bf16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("dim", [64, 96, 128])
+def test_heads_are_turned_and_stored_in_the_first_and_the_last_row(dim, codec):
+    hq, hkv, rows = 6, 2, 9
+    qkv = torch.randn(3, (hq + 2 * hkv) * dim, device=CUDA).bfloat16()
+    keys, values, expected = (CODECS[codec].allocate(rows, hkv, dim, CUDA) for _ in range(3))
+    angle = torch.rand(5, dim, device=CUDA)
+    rotation = Rotation(angle.cos(), angle.sin(), torch.tensor([4, 0, 2], device=CUDA))
+    places = torch.tensor([rows - 1, 0, 4], device=CUDA)
+    norms = HeadNorms(*torch.rand(2, dim, device=CUDA), 1e-6)
+    planes = [StoredRows.of(each.planes()) for each in (keys, values)]
+    q = rotate_and_store_heads(
+        HeadShape(hq, hkv, dim, codec, codec), qkv, rotation, norms, places, *planes, torch.float32
+    )
+    assert q.shape == (3, hq, dim) and q.isfinite().all()
+    expected.write(places, qkv.view(3, -1, dim)[:, hq + hkv :].float())
+    for name, plane in expected.planes().items():
+        assert torch.equal(values.planes()[name][places], plane[places])
+
+
+@pytest.mark.parametrize("vocab_size", [700, 50_001])
+def test_tokens_are_drawn_and_picked(vocab_size):
+    params = [
+        {"temperature": 0.0},
+        {"temperature": 1.0},
+        {"temperature": 2.0, "min_p": 0.2},
+        {"temperature": 1.5, "top_k": 40, "top_p": 0.9, "min_p": 0.01},
+        {"temperature": 1.0, "top_k": 300},
+    ]
+    rows = [
+        SamplerRow(SamplingParams(**each), seed=7, choice=0, position=i, prompt_token_ids=[], output_token_ids=[])
+        for i, each in enumerate(params)
+    ]
+    logits = torch.randn(len(rows), vocab_size, generator=torch.Generator().manual_seed(0)) * 3
+    hashes = TokenNoise(vocab_size, Workspace(CUDA)).hashes
+    drawn = draw_tokens(logits.to(CUDA), hashes, draw_settings(rows, vocab_size, CUDA))
+    assert drawn.tolist() == Sampler(vocab_size, "cpu").sample(logits, rows).token_ids
+    best = torch.empty(len(rows), dtype=torch.int64, device=CUDA)
+    assert greedy_tokens_by_parts(logits.to(CUDA), best).tolist() == logits.argmax(1).tolist()
+    given, sources = torch.tensor([[5, 6, 7], [-1, 4, 0]], device=CUDA)
+    picked = torch.empty(3, dtype=torch.int64, device=CUDA)
+    pick_tokens[(1,)](picked, given, sources, best, 3, BLOCK=4)
+    assert picked.tolist() == [5, best[4].item(), best[0].item()]
+
+
+def test_rows_are_normalised_and_gated():
+    x, y = torch.randn(3, 900, device=CUDA), torch.randn(3, 900, device=CUDA).bfloat16()
+    out = add_rms_norm_(x, y, torch.rand(900, device=CUDA), 1e-6, torch.bfloat16)
+    assert out.isfinite().all()
+    assert gate(torch.randn(3, 1800, device=CUDA).bfloat16(), False, torch.bfloat16).isfinite().all()
+
+
+@pytest.mark.parametrize("tile", [SkinnyTile("reduce", 4, 8, 64, 2, splits=3), SkinnyTile("dot", 16, 32, 32, 4, 2)])
+def test_few_rows_are_multiplied(tile):
+    x, weight = torch.randn(3, 100, device=CUDA), torch.randn(37, 100, device=CUDA).half()
+    scratch, out = SkinnyScratch(CUDA), torch.empty(3, 37, device=CUDA)
+    scratch.reserve(tile, 3, 37)
+    multiply(x, weight, out, tile, scratch)
+    want = x.half().float() @ weight.float().t()
+    assert (out - want).norm() < 1e-4 * want.norm()
+
+
+def test_a_row_is_gated_as_it_is_multiplied():
+    x, weight = torch.randn(1, 100, device=CUDA), torch.randn(2 * 37, 100, device=CUDA).bfloat16()
+    got = multiply_gated(x, weight, False, GatedTile(8, 64, 2))
+    want = gate((x.bfloat16().float() @ weight.float().t()).bfloat16(), False, torch.float32)
+    assert (got.float() - want).norm() < 2e-2 * want.norm()
+
+
+def test_few_rows_are_multiplied_by_codes():
+    n, k, group = 40, 256, 32
+    codes = torch.randint(0, 16, (n, k), dtype=torch.uint8, device=CUDA)
+    matrix = CodeMatrix(codes, torch.rand(n, k // group, device=CUDA).half().float(), None, 8, 4, group)
+    packed = pack_codes([matrix], CUDA)
+    x, out = torch.randn(3, k, device=CUDA), torch.empty(3, n, device=CUDA)
+    tile, scratch = SkinnyTile("swapped", 16, 64, 0, 4, 2, splits=2), SkinnyScratch(CUDA)
+    scratch.reserve(tile, 3, n)
+    multiply_codes(x, packed, out, tile, scratch)
+    want = x @ unpack_codes(packed, slice(0, n)).t()
+    assert (out - want).norm() < 1e-2 * want.norm()
