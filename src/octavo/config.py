@@ -35,6 +35,8 @@ class EngineConfig:
     the device computes while the host goes on. Answers do not depend on it. `cuda_graphs` records decode steps of a
     CUDA device and replays them, None where that serves; answers do not depend on that either. `fast_forward` takes
     tokens that a grammar leaves no choice about without a step for each, where that changes no bit of what follows.
+    `exact` takes only what gives a token the same bits alone, in any batch, chunking and storage, and is refused where
+    that cannot be; None asks for it on a CPU alone, and only where it can be.
     """
 
     storage: StorageChoice = "auto"
@@ -57,6 +59,7 @@ class EngineConfig:
     decode_lookahead: bool | None = None
     cuda_graphs: bool | None = None
     fast_forward: bool = True
+    exact: bool | None = None
     force: bool = False
 
     def __post_init__(self) -> None:
@@ -72,7 +75,7 @@ class EngineConfig:
             if not isinstance(getattr(self, name), bool):
                 value = shown(getattr(self, name))
                 raise InvalidRequest(f"{name.replace('_', ' ')} is {value}; it must be true or false")
-        for name in ("decode_lookahead", "cuda_graphs"):
+        for name in ("decode_lookahead", "cuda_graphs", "exact"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, bool):
                 raise InvalidRequest(

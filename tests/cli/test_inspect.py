@@ -12,7 +12,19 @@ from tests.tiny_models import save_hf
 
 KEYS = [
     *("model", "architecture", "layers", "hidden_size", "vocab_size", "trained_context", "file_bytes", "device"),
-    *("threads", "dtype", "weights", "cpu_kernels", "kv_dtype", "storage", "storage_reason", "context_limit"),
+    *(
+        "instructions",
+        "threads",
+        "dtype",
+        "weights",
+        "exact",
+        "exact_reason",
+        "cpu_kernels",
+        "kv_dtype",
+        "storage",
+        "storage_reason",
+        "context_limit",
+    ),
     *("max_context", "parallel", "fits_context", "fits_parallel", "memory"),
 ]
 IN_SENTENCES = ("context_limit", "fits_context", "fits_parallel", "memory")

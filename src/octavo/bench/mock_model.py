@@ -19,6 +19,7 @@ from octavo.cache.spec import LayerSpec
 from octavo.cache.storage_policy import StorageDecision
 from octavo.config import EngineConfig
 from octavo.engine.engine_parts import EngineParts
+from octavo.engine.exactness import Exactness
 from octavo.engine.ledger import plan_memory
 from octavo.engine.loaded_model import LoadedModel, ModelPlan, Progress
 from octavo.engine.resident import Resident
@@ -103,6 +104,7 @@ def mock_model(config: EngineConfig, step_s: float) -> LoadedModel:
         codecs=codecs,
         storage=StorageDecision(StorageKind.PAGED, "the fixture's"),
         ledger=ledger,
+        exact=Exactness(False, "not asked for"),
     )
     return LoadedModel(plan, MockModel(step_s, tokenizer), tokenizer, {"none": 0}, load_s=0.0)
 

@@ -61,6 +61,13 @@ CudaGraphs = Annotated[
     bool | None,
     option("--cuda-graphs/--no-cuda-graphs", help="Replay decode steps from graphs (default: on a CUDA device)."),
 ]
+Exact = Annotated[
+    bool | None,
+    option(
+        "--exact/--no-exact",
+        help="A token's bits are the same alone, in any batch, chunking and storage (default: where a CPU can).",
+    ),
+]
 Force = Annotated[bool, option("--force", help="Use a tokenizer whose pre-tokeniser is unknown.")]
 ProfileDirectory = Annotated[
     Path | None, option("--profile", help="Write a torch profiler trace of engine steps into this directory.")
@@ -93,6 +100,7 @@ class EngineFlags:
     prefill_grant_interval: PrefillGrantInterval = 4
     device: Device = "auto"
     cuda_graphs: CudaGraphs = None
+    exact: Exact = None
     threads: Threads = None
 
     def config(self, max_num_seqs: int, *, force: bool = False) -> EngineConfig:
@@ -169,18 +177,24 @@ def load_weights(
     check(plan, tokenizer)
     with loading_bar(plan) as progress:
         loaded = load_model(plan, config, progress, tokenizer)
-    print(f"octavo: {describe(plan, loaded.weight_routes)}", file=sys.stderr)
+    print(f"octavo: {describe(loaded.plan, loaded.weight_routes)}", file=sys.stderr)
     return loaded
 
 
 def describe(plan: ModelPlan, routes: dict[str, int]) -> str:
     """One line: the model and what was chosen for it; `octavo inspect` says more."""
+    from octavo.engine.hardware import instruction_set
+
     k, v = plan.codecs
     kv = k.name if k is v else f"k={k.name},v={v.name}"
-    where = plan.device.type if plan.device.type != "cpu" else f"cpu, {plan.threads} thread{'s'[: plan.threads > 1]}"
+    where = f"{plan.device.type} ({instruction_set(plan.device)})"
+    if plan.device.type == "cpu":
+        where += f", {plan.threads} thread{'s'[: plan.threads > 1]}"
+    exact = "exact" if plan.exact.holds else "not exact"
     return (
         f"{plan.checkpoint.path.name} ({plan.config.model_type}), {str(plan.dtype).removeprefix('torch.')} on {where}, "
-        f"{' + '.join(routes)} weights, {plan.storage.kind.value} storage, {kv} K/V, context {plan.ledger.max_context}"
+        f"{' + '.join(routes)} weights, {plan.storage.kind.value} storage, {kv} K/V, "
+        f"context {plan.ledger.max_context}, {exact}"
     )
 
 

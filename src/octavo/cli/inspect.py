@@ -93,6 +93,8 @@ def _fact(value: object) -> str:
 
 def as_object(plan: ModelPlan, cpu_kernels: str) -> dict[str, Any]:
     """What `--json` prints; sizes in bytes. `cpu_kernels` says what they were compiled for, or why there are none."""
+    from octavo.engine.hardware import instruction_set
+
     ledger, config = plan.ledger, plan.config
     k, v = plan.codecs
     return {
@@ -104,9 +106,12 @@ def as_object(plan: ModelPlan, cpu_kernels: str) -> dict[str, Any]:
         "trained_context": config.max_position_embeddings,
         "file_bytes": plan.checkpoint.num_bytes,
         "device": plan.device.type,
+        "instructions": instruction_set(plan.device),
         "threads": plan.threads,
         "dtype": str(plan.dtype).removeprefix("torch."),
         "weights": plan.routes.description,
+        "exact": plan.exact.holds,
+        "exact_reason": plan.exact.reason,
         "cpu_kernels": cpu_kernels,
         "kv_dtype": {"k": k.name, "v": v.name},
         "storage": plan.storage.kind.value,

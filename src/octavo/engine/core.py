@@ -85,7 +85,7 @@ class EngineCore:
             codecs=plan.codecs,
             device=plan.device,
             rings=self.storage is StorageKind.DENSE,
-            switches=switches,
+            switches=replace(switches or RouteSwitches.from_environment(), exact=plan.is_row_invariant),
         )
         self._shifts, self._keep = config.context_limit_policy == "shift", config.keep
         if self._shifts:

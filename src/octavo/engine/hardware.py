@@ -12,6 +12,7 @@ import torch
 from octavo.config import DeviceChoice, DtypeChoice
 from octavo.engine import cgroup
 from octavo.errors import InvalidRequest
+from octavo.kernels.cpu import library
 
 _MEMINFO = Path("/proc/meminfo")
 _LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -42,6 +43,17 @@ def _cpu_has_bfloat16() -> bool:
     if platform.machine().lower() in ("x86_64", "amd64"):
         return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
     return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def instruction_set(device: torch.device) -> str:
+    """What products are computed with, for a person: a CPU's instructions, or a GPU's name and compute capability."""
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        return f"{torch.cuda.get_device_name(device)}, compute capability {major}.{minor}"
+    compiled = library.load()
+    if compiled.functions is not None:
+        return compiled.instructions
+    return f"{torch.backends.cpu.get_cpu_capability().lower()}, by torch alone"
 
 
 def choose_threads(choice: int | None) -> int:

@@ -12,9 +12,11 @@ import torch
 
 from octavo.cache.storage_policy import StorageDecision, resolve_storage
 from octavo.config import EngineConfig
+from octavo.engine.exactness import Exactness, resolve_exact
 from octavo.engine.hardware import available_memory, choose_device, choose_dtype, choose_threads
 from octavo.engine.ledger import Ledger, plan_memory
 from octavo.engine.resident import Resident, resident_bytes
+from octavo.engine.route_check import checked_routes
 from octavo.engine.shift_check import check_shift
 from octavo.engine.working_memory import Serving
 from octavo.errors import InvalidRequest
@@ -47,6 +49,7 @@ class ModelPlan:
     codecs: tuple[Codec, Codec]
     storage: StorageDecision
     ledger: Ledger
+    exact: Exactness
 
     @property
     def config(self) -> ModelConfig:
@@ -55,7 +58,7 @@ class ModelPlan:
     @property
     def is_row_invariant(self) -> bool:
         """Whether a token's K/V and logits are the same to the bit in any batch and any chunk of a prompt."""
-        return self.device.type == "cpu" and self.routes.row_invariant
+        return self.exact.holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,7 @@ def plan_checkpoint(
         )
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device, narrow_weights=_mostly_affine(checkpoint))
-    routes = choose_route(config.weights, dtype, device)
+    routes = choose_route(config.weights, dtype, device, exact=config.exact)
     codecs = resolve_kv_dtype(config.kv_dtype, dtype)
     check_heads(codecs, cls.kv_layout(model))
     warn_of_losses(codecs, model.model_type)
@@ -101,11 +104,23 @@ def plan_checkpoint(
     # What is forgotten leaves in blocks.
     choice = "paged" if config.context_limit_policy == "shift" else config.storage
     storage = resolve_storage(choice, model.model_type, device.type, cls.supports_paged, several)
+    layout = cls.kv_layout(model)
+    if config.exact and choice == "auto" and device.type == "cuda" and any(spec.window for spec in layout):
+        storage = resolve_storage("paged", model.model_type, device.type, cls.supports_paged, several)
+    exact = resolve_exact(
+        config.exact,
+        device=device,
+        routes=routes,
+        layout=layout,
+        codecs=codecs,
+        block_size=config.block_size,
+        storage=storage.kind,
+    )
     threads = choose_threads(config.threads)
     serving = replace(_serving(storage.kind, codecs, device, threads), exports=exports)
     ledger = _ledger(checkpoint, config, serving, resident_bytes(checkpoint, routes, dtype), available_memory(device))
     config.check_keep(ledger.max_context)
-    return ModelPlan(checkpoint, device, dtype, threads, routes, codecs, storage, ledger)
+    return ModelPlan(checkpoint, device, dtype, threads, routes, codecs, storage, ledger, exact)
 
 
 def _mostly_affine(checkpoint: Checkpoint) -> bool:
@@ -118,12 +133,26 @@ def _mostly_affine(checkpoint: Checkpoint) -> bool:
 
 
 def share_weights(loaded: LoadedModel, config: EngineConfig, storage: StorageDecision) -> LoadedModel:
-    """The same weights under another configuration, with a ledger of its own."""
+    """The same weights under another configuration, with a ledger of its own.
+
+    Raises `InvalidRequest` where an exact model would not be under that one.
+    """
     plan = loaded.plan
     resident = replace(plan.ledger.resident, loading=0)
     available = available_memory(plan.device) + resident.weights + resident.runtime
     codecs = resolve_kv_dtype(config.kv_dtype, plan.dtype)
-    check_heads(codecs, loaded.model.kv_layout(plan.config))
+    layout = loaded.model.kv_layout(plan.config)
+    check_heads(codecs, layout)
+    if plan.exact.holds:
+        resolve_exact(
+            True,
+            device=plan.device,
+            routes=plan.routes,
+            layout=layout,
+            codecs=codecs,
+            block_size=config.block_size,
+            storage=storage.kind,
+        )
     serving = _serving(storage.kind, codecs, plan.device, plan.threads)
     ledger = _ledger(plan.checkpoint, config, serving, resident, available)
     return replace(loaded, plan=replace(plan, codecs=codecs, storage=storage, ledger=ledger))
@@ -142,6 +171,25 @@ def _ledger(
     return plan_memory(model, layout, config, serving=serving, resident=resident, available=available)
 
 
+def _checked(plan: ModelPlan, config: EngineConfig) -> ModelPlan:
+    """The plan with routes that give a row its own bits on this machine, if it is to be exact."""
+    if not plan.exact.holds:
+        return plan
+    with torch.inference_mode():
+        routes = checked_routes(plan.routes, plan.checkpoint, plan.device)
+    if routes is None:
+        reason = "on this machine a product's bits depend on its number of rows"
+        if config.exact:
+            raise InvalidRequest(f"exact results were asked for, but {reason}; use --no-exact")
+        return replace(plan, exact=Exactness(False, reason))
+    if routes is plan.routes:
+        return plan
+    resident = resident_bytes(plan.checkpoint, routes, plan.dtype)
+    serving = replace(_serving(plan.storage.kind, plan.codecs, plan.device, plan.threads), exports=True)
+    ledger = _ledger(plan.checkpoint, config, serving, resident, available_memory(plan.device))
+    return replace(plan, routes=routes, ledger=ledger)
+
+
 def load_model(
     plan: ModelPlan,
     config: EngineConfig,
@@ -149,6 +197,9 @@ def load_model(
     tokenizer: Tokenizer | None = None,
 ) -> LoadedModel:
     """Read and pack the weights. Sets the process's thread counts, the kernels' own and torch's.
+
+    Where results are to be exact, routes are tried out first: the plan of what is returned tells what came of it.
+    Raises `InvalidRequest` if none holds and exact results were asked for.
 
     `tokenizer` is the checkpoint's own, if it was read already.
     """
@@ -162,6 +213,7 @@ def load_model(
         done += count
         progress(done, plan.checkpoint.num_bytes)
 
+    plan = _checked(plan, config)
     tokenizer = tokenizer or plan.checkpoint.tokenizer(force=config.force)
     with torch.inference_mode():
         weights = WeightSource(plan.checkpoint, plan.routes, plan.dtype, plan.device, on_bytes)

@@ -8,6 +8,7 @@ from pathlib import Path
 from octavo.config import EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.engine_parts import EngineParts
+from octavo.engine.hardware import instruction_set
 from octavo.engine.loaded_model import LoadedModel, Progress, load_model, plan_model
 from octavo.engine.machine import MachineView
 from octavo.engine.machine_view import view_machine
@@ -49,6 +50,8 @@ def model_info(core: EngineCore, name: str) -> ModelInfo:
         weights=" + ".join(loaded.weight_routes),
         created=int(time.time()),
         hidden_size=plan.config.hidden_size,
+        instructions=instruction_set(plan.device),
+        exact=plan.exact.holds,
     )
 
 

@@ -19,8 +19,8 @@ EngineState = Literal["loading", "ready", "draining", "stopped", "failed"]
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What a server tells of the model it serves. `max_prompt_tokens` is the longest prompt that leaves room for one
-    new token; `hidden_size` is how many values an embedding has; `storage`, `dtype`, `kv_dtype` and
-    `weights` are what was chosen.
+    new token; `hidden_size` is how many values an embedding has; `storage`, `dtype`, `kv_dtype`,
+    `weights` and `exact` are what was chosen. `instructions` are what products are computed with.
     """
 
     name: str
@@ -34,6 +34,8 @@ class ModelInfo:
     weights: str
     created: int  # seconds since 1970
     hidden_size: int
+    instructions: str = ""
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,5 +25,7 @@ def child_command(
         "--threads": plan.threads,
         **settings,
     }
+    forced = ["--force"] if config.force else []
+    exact = [] if config.exact is None else ["--exact" if config.exact else "--no-exact"]
     given = [f"{flag}={value}" for flag, value in flags.items()]
-    return [sys.executable, "-P", "-m", "octavo", command, *switches, *(["--force"] if config.force else []), *given]
+    return [sys.executable, "-P", "-m", "octavo", command, *switches, *forced, *exact, *given]

@@ -12,12 +12,13 @@ from octavo.cache.storage_policy import StorageDecision
 from octavo.config import EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.loaded_model import LoadedModel, share_weights
-from octavo.engine.shift_check import check_shift
 from octavo.engine.step_runner import LogitsObserver
-from octavo.errors import InvalidRequest, shown
+from octavo.errors import InvalidRequest
 from octavo.llm import LLM
+from octavo.parity.arms import ARMS, NARROW, ROWS, check_arm, keeps_windows_paged, refused_arms
 from octavo.parity.cache_arms import trace_cached, trace_preempted
 from octavo.parity.cli_arm import trace_cli
+from octavo.parity.graph_arm import trace_replayed
 from octavo.parity.prompts import parity_prompts
 from octavo.parity.report import ArmResult, Report, joined_result
 from octavo.parity.server_arm import ServedAnswers, ask_server
@@ -27,29 +28,10 @@ from octavo.parity.snapshot_arm import trace_imported
 from octavo.parity.trace import Comparison, Trace, compare
 from octavo.sampling_params import SamplingParams
 from octavo.step_batch import StorageKind
-from octavo.storage.codecs import CODECS
 from octavo.storage.compiled_attention import CompiledAttention
 from octavo.storage.fused_attention import FusedAttention
 from octavo.storage.route import RouteSwitches
 
-ROWS = 4
-_NARROW = ("q8_0", "q4_0", "turbo4")
-ARMS = (
-    "dense_b1",
-    "paged_b1",
-    "gather_b1",
-    *(f"batch{ROWS}_{kind}_row{row}" for kind in ("dense", "paged") for row in range(ROWS)),
-    "prefill_chunk_7",
-    "prefill_chunk_64",
-    "cached_prefix",
-    "cached_prefix_dense",
-    "preempted",
-    "imported_snapshot",
-    "context_shift",
-    *(f"codec_{name}" for name in _NARROW),
-    "cli",
-    *(f"server_{kind}" for kind in ("dense", "paged")),
-)
 _WIDE = 0.25  # the margin where something is computed or kept in 16 bits
 _MARGIN = {torch.float32: 1e-3, torch.float16: _WIDE, torch.bfloat16: _WIDE}
 
@@ -89,7 +71,8 @@ class ParityRun:
         self._references: dict[int, Trace] = {}
         self._questions: list[Question] = []
         self._specs = loaded.model.kv_layout(loaded.plan.config)
-        self._refusals = self._refused()
+        self._refusals = refused_arms(loaded.plan, self._specs, config.block_size)
+        self._home = StorageKind.PAGED if keeps_windows_paged(loaded.plan, self._specs) else StorageKind.DENSE
         if self._chosen <= self._refusals.keys():
             reasons = "; ".join(f"{name}: {reason}" for name, reason in self._refusals.items() if name in self._chosen)
             raise InvalidRequest(f"none of the chosen arms can be run here ({reasons}); choose others")
@@ -115,6 +98,8 @@ class ParityRun:
             name = f"prefill_chunk_{chunk}"
             if self._wants(name):
                 yield self._judge(name, self._alone(paged, longest, name, prefill_chunk=chunk), longest, paged)
+        if self._wants("graph"):
+            yield self._graph("graph", longest)
         if self._wants("cached_prefix"):
             yield self._judge("cached_prefix", self._cached("cached_prefix", longest, paged), longest, paged)
         if self._wants("cached_prefix_dense"):
@@ -126,7 +111,7 @@ class ParityRun:
             yield self._judge("imported_snapshot", self._imported(longest), longest, paged)
         if self._wants("context_shift"):
             yield self._shifted("context_shift", longest)
-        for codec in _NARROW:
+        for codec in NARROW:
             if self._wants(f"codec_{codec}"):
                 yield self._codec(codec, longest)
         if self._wants("cli"):
@@ -141,24 +126,10 @@ class ParityRun:
             self._on_skip(arm, self._refusals[arm])
         return arm in self._chosen and arm not in self._refusals
 
-    def _refused(self) -> dict[str, str]:
-        """Why arms cannot be run with this model, by name."""
-        plan, refused = self._loaded.plan, {}
-        try:
-            check_shift(plan.config, plan.codecs[0])
-        except InvalidRequest as error:
-            refused["context_shift"] = str(error)
-        for codec in _NARROW:
-            refusals = (CODECS[codec].refusal(dim) for spec in self._specs for dim in (spec.k_dim, spec.v_dim))
-            for refusal in refusals:
-                if refusal is not None:
-                    refused[f"codec_{codec}"] = refusal
-        return refused
-
     def _whole(self, prompt: int) -> Trace:
         """The reference of a prompt, computed once."""
         if prompt not in self._references:
-            self._references[prompt] = self._alone(StorageKind.DENSE, prompt, "")
+            self._references[prompt] = self._alone(self._home, prompt, "")
         return self._references[prompt]
 
     def _shifted(self, name: str, prompt: int) -> ArmResult:
@@ -192,11 +163,26 @@ class ParityRun:
         return fused | ({"gather"} if True in refused else set())
 
     def _codec(self, codec: str, prompt: int) -> ArmResult:
-        """K and V in fewer bits: other numbers than the reference's, but the same dense as paged by gather."""
+        """K and V in fewer bits: other numbers than the reference's, but the same dense as paged.
+
+        Paged rows are gathered, unless that is not exact where results are.
+        """
         name = f"codec_{codec}"
+        gathers = "gather_b1" not in self._refusals
         dense = self._alone(StorageKind.DENSE, prompt, "", kv_dtype=codec)
-        paged = self._alone(StorageKind.PAGED, prompt, name, switches=RouteSwitches(native=False), kv_dtype=codec)
-        return self._judge(name, paged, prompt, StorageKind.PAGED, {"gather"}, dense)
+        switches = RouteSwitches(native=False) if gathers else None
+        paged = self._alone(StorageKind.PAGED, prompt, name, switches=switches, kv_dtype=codec)
+        return self._judge(name, paged, prompt, StorageKind.PAGED, {"gather"} if gathers else None, dense)
+
+    def _graph(self, name: str, prompt: int) -> ArmResult:
+        """Equal to the bit whatever else is: a graph has the launches of the step that it was recorded from."""
+        expected = self._alone(StorageKind.PAGED, prompt, "", graphs=False)
+        trace = Trace()
+        core = self._engine(name, prompt, trace, StorageKind.PAGED, prefix_cache=False, graphs=True)
+        trace_replayed(core, self._ids[prompt], self._params, trace)
+        found = compare(trace, expected, bitwise=True, margin=self.margin)
+        routes = self._expected[StorageKind.PAGED]
+        return _result(name, found, trace, self._problem(trace, self._num_tokens, routes))
 
     def _judge(
         self,
@@ -229,9 +215,11 @@ class ParityRun:
         prefill_chunk: int = 2048,
         switches: RouteSwitches | None = None,
         kv_dtype: str | None = None,
+        graphs: bool | None = None,
     ) -> Trace:
         config = replace(self._config, max_num_seqs=1, prefill_chunk=prefill_chunk, prefix_cache=False)
         config = replace(config, kv_dtype=kv_dtype or config.kv_dtype)
+        config = config if graphs is None else replace(config, cuda_graphs=graphs)
         return self._run(config, kind, [prompt], [name], switches)[0]
 
     def _batch(self, kind: StorageKind, names: Sequence[str]) -> list[Trace]:
@@ -266,8 +254,18 @@ class ParityRun:
         core = self._engine("preempted", prompt, trace, StorageKind.PAGED, prefix_cache=False)
         return trace_preempted(core, self._ids[prompt], self._params, trace)
 
-    def _engine(self, name: str, prompt: int, trace: Trace, kind: StorageKind, *, prefix_cache: bool) -> EngineCore:
+    def _engine(
+        self,
+        name: str,
+        prompt: int,
+        trace: Trace,
+        kind: StorageKind,
+        *,
+        prefix_cache: bool,
+        graphs: bool | None = None,
+    ) -> EngineCore:
         config = replace(self._config, max_num_seqs=1, prefix_cache=prefix_cache)
+        config = config if graphs is None else replace(config, cuda_graphs=graphs)
         loaded = share_weights(self._loaded, config, StorageDecision(kind, "a parity arm"))
         return EngineCore(loaded, config, self._observer([trace], [prompt], [name]))
 
@@ -320,12 +318,6 @@ class ParityRun:
         reference = self._whole(prompt)
         steps = range(self._num_tokens)
         return next((step for step in steps if reference.margin(step) > self.margin), 0)
-
-
-def check_arm(name: str) -> None:
-    """Raises `InvalidRequest` with the arms there are."""
-    if name not in ARMS:
-        raise InvalidRequest(f"arm {shown(name)} is unknown; choose one of {', '.join(ARMS)}")
 
 
 def _result(name: str, found: Comparison, trace: Trace, problem: str | None, margin: float | None = None) -> ArmResult:

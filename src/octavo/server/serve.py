@@ -170,8 +170,8 @@ def _allow_open_files(num_files: int) -> None:
 def _describe(info: ModelInfo, settings: ServerSettings) -> str:
     names = ", ".join(settings.model_names or (info.name,))
     return (
-        f"{names} ({info.family}, {info.dtype}, {info.weights} weights, {info.storage} storage, {info.kv_dtype} K/V, "
-        f"context {info.max_context})"
+        f"{names} ({info.family}, {info.dtype} on {info.instructions}, {info.weights} weights, {info.storage} storage, "
+        f"{info.kv_dtype} K/V, context {info.max_context}, {'exact' if info.exact else 'not exact'})"
     )
 
 

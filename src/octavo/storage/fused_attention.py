@@ -28,8 +28,12 @@ from octavo.storage.plan import GroupPlan
 from octavo.storage.route import Route
 
 if TYPE_CHECKING:
+    from octavo.kernels.triton.exact_attention import ExactAttention
     from octavo.kernels.triton.paged_decode import DecodeSpec, PagedDecode
     from octavo.kernels.triton.paged_prefill import PagedPrefill
+    from octavo.kernels.triton.prefill_plan import PrefillRows
+
+    Kernel = PagedDecode | PagedPrefill | ExactAttention
 
 
 VERIFY_TOKENS = 8  # of a row that the decode kernel takes as a few queries of one sequence
@@ -46,7 +50,7 @@ class FusedPlan:
     num_tokens: int
     rows: Tensor | None
     tokens: Tensor | None
-    kernels: tuple[PagedDecode | PagedPrefill, ...]
+    kernels: tuple[Kernel, ...]
     others: GroupPlan | None
     other_tokens: Tensor | None
     routes: tuple[tuple[Route, str], ...]
@@ -65,11 +69,21 @@ class FusedAttention:
     """Serves what `refusal` lets through."""
 
     def __init__(
-        self, spec: LayerSpec, store: LayerStore, block_size: int, device: torch.device, staging: StepStaging
+        self,
+        spec: LayerSpec,
+        store: LayerStore,
+        block_size: int,
+        device: torch.device,
+        staging: StepStaging,
+        *,
+        exact: bool = False,
     ) -> None:
         """`staging` takes a step's values to the device: what `plan` puts there is sent before any layer computes, and
         `apply` is called between the two. The last block of `store` is no sequence's where steps are padded.
+
+        With `exact` one kernel serves all rows that are not kept in rings, and a row's bits are its own.
         """
+        from octavo.kernels.triton.exact_attention import ExactAttention
         from octavo.kernels.triton.head_rows import HeadShape
         from octavo.kernels.triton.paged_decode import PagedDecode
         from octavo.kernels.triton.paged_prefill import PagedPrefill
@@ -80,6 +94,7 @@ class FusedAttention:
         compiled = _decode_spec(spec, store.codecs, block_size)
         self._decode, self._verify = (PagedDecode(compiled, device, staging) for _ in range(2))
         self._prefill = PagedPrefill(compiled, device, staging)
+        self._exact = ExactAttention(compiled, device, staging) if exact else None
         self._heads = HeadShape(spec.num_q_heads, spec.num_kv_heads, spec.k_dim, compiled.k_codec, compiled.v_codec)
         self._staging = staging
         self._block_size = block_size
@@ -102,8 +117,7 @@ class FusedAttention:
         return _decode_spec(spec, codecs, block_size).refusal()
 
     def plan(self, batch: StepBatch, group: int, tables: list[BlockTable]) -> FusedPlan:
-        kept_in_rings = self._spec.window is not None
-        routes = [_route(row, kept_in_rings) for row in batch.rows]
+        routes = [self._route(row) for row in batch.rows]
         ends = np.cumsum([row.num_tokens for row in batch.rows], dtype=np.int64)
         first = [int(end) - row.num_tokens for row, end in zip(batch.rows, ends, strict=True)]
         served = [i for i, (route, _) in enumerate(routes) if route is not Route.RING]
@@ -111,7 +125,7 @@ class FusedAttention:
         others = [row for row, (route, _) in zip(batch.rows, routes, strict=True) if route is Route.RING]
         rest = self._eager.plan(StepBatch(tuple(others)), group, tables) if others else None
         rows = None
-        kernels: tuple[PagedDecode | PagedPrefill, ...] = ()
+        kernels: tuple[Kernel, ...] = ()
         if served:
             mine = [batch.rows[i] for i in served]
             theirs = [tables[row.slot] for row in mine]
@@ -136,11 +150,17 @@ class FusedAttention:
         rows, padding = list(batch.rows), num_rows - len(batch.rows)
         theirs = [tables[row.slot] for row in rows]
         begins = self._tables.update([row.slot for row in rows], theirs, group, len(tables))
-        self._plan_queries(self._decode, PlacedRows(rows, list(range(len(rows))), begins), tables, padding, fixed=True)
+        placed = PlacedRows(rows, list(range(len(rows))), begins)
+        kernel: Kernel = self._decode
+        if self._exact is None:
+            self._plan_queries(self._decode, placed, tables, padding, fixed=True)
+        else:
+            kernel = self._exact
+            self._exact.plan(_chunks(placed, tables, padding), fixed=True)
         spare = [self._spare_row + i % self._block_size for i in range(padding)]
         stored = self._staging.put(np.concatenate((_stored_rows(rows, theirs, group), np.array(spare, dtype=np.int64))))
-        routes = tuple([_route(row, self._spec.window is not None) for row in rows])
-        return FusedPlan(num_rows, stored, None, (self._decode,), None, None, routes)
+        routes = tuple([self._route(row) for row in rows])
+        return FusedPlan(num_rows, stored, None, (kernel,), None, None, routes)
 
     def stage(self) -> None:
         """Put the rest of what a step needs, whose size says nothing of its launches, among what is sent."""
@@ -153,7 +173,8 @@ class FusedAttention:
     @property
     def fixture(self) -> tuple[object, ...]:
         """What a captured graph of the planned step has in it: equal ones give the same launches."""
-        return *self._decode.fixture, self._tables.device_ids.data_ptr()
+        kernel = self._exact or self._decode
+        return *kernel.fixture, self._tables.device_ids.data_ptr()
 
     def routes(self, plan: FusedPlan) -> tuple[tuple[Route, str], ...]:
         return plan.routes
@@ -200,16 +221,32 @@ class FusedAttention:
             kernel.run(q, *store.paged_blocks, self._tables.device_ids, out, store.sinks)
         return out
 
-    def _plan_kernels(self, placed: PlacedRows, tables: list[BlockTable]) -> tuple[PagedDecode | PagedPrefill, ...]:
+    def _route(self, row: StepRow) -> tuple[Route, str]:
+        if row.storage is StorageKind.DENSE:
+            if self._spec.window is not None:
+                return Route.RING, "windowed layers of a dense sequence"
+            return Route.DENSE, "dense sequence"
+        if self._exact is not None:
+            return Route.VARLEN_PREFILL, "exact: one kernel for all rows"
+        if row.num_tokens == 1:
+            return Route.FUSED_DECODE, "one token"
+        if row.num_tokens <= VERIFY_TOKENS:
+            return Route.FUSED_VERIFY, "a few tokens"
+        return Route.VARLEN_PREFILL, "a chunk"
+
+    def _plan_kernels(self, placed: PlacedRows, tables: list[BlockTable]) -> tuple[Kernel, ...]:
         """Plan each kernel that has rows."""
+        if self._exact is not None:
+            self._exact.plan(_chunks(placed, tables))
+            return (self._exact,)
         counts = np.array([row.num_tokens for row in placed.rows])
-        kernels: list[PagedDecode | PagedPrefill] = []
+        kernels: list[Kernel] = []
         for decode, mask in ((self._decode, counts == 1), (self._verify, (counts > 1) & (counts <= VERIFY_TOKENS))):
             if mask.any():
                 self._plan_queries(decode, _chosen(placed, mask), tables)
                 kernels.append(decode)
         if (counts > VERIFY_TOKENS).any():
-            self._plan_chunks(_chosen(placed, counts > VERIFY_TOKENS), tables)
+            self._prefill.plan(_chunks(_chosen(placed, counts > VERIFY_TOKENS), tables))
             kernels.append(self._prefill)
         return tuple(kernels)
 
@@ -243,33 +280,6 @@ class FusedAttention:
             fixed=fixed,
         )
 
-    def _plan_chunks(self, placed: PlacedRows, tables: list[BlockTable]) -> None:
-        from octavo.kernels.triton.prefill_plan import PrefillRows
-
-        keep, skip = _gaps(placed.rows, tables, 0)
-        self._prefill.plan(
-            PrefillRows(
-                first_query=np.array(placed.first, dtype=np.int64),
-                num_tokens=np.array([row.num_tokens for row in placed.rows], dtype=np.int64),
-                start=np.array([row.rope_start for row in placed.rows], dtype=np.int64),
-                table_begin=placed.begins,
-                keep=keep,
-                skip=skip,
-            )
-        )
-
-
-def _route(row: StepRow, kept_in_rings: bool) -> tuple[Route, str]:
-    if row.storage is StorageKind.DENSE:
-        if kept_in_rings:
-            return Route.RING, "windowed layers of a dense sequence"
-        return Route.DENSE, "dense sequence"
-    if row.num_tokens == 1:
-        return Route.FUSED_DECODE, "one token"
-    if row.num_tokens <= VERIFY_TOKENS:
-        return Route.FUSED_VERIFY, "a few tokens"
-    return Route.VARLEN_PREFILL, "a chunk"
-
 
 def _tokens(batch: StepBatch, routes: list[tuple[Route, str]], *, ring: bool) -> NDArray[np.int64]:
     """Places of the tokens that go to rings, or of the others."""
@@ -283,6 +293,21 @@ def _chosen(placed: PlacedRows, mask: NDArray[np.bool_]) -> PlacedRows:
         return placed
     picked = np.flatnonzero(mask).tolist()
     return PlacedRows([placed.rows[i] for i in picked], [placed.first[i] for i in picked], placed.begins[mask])
+
+
+def _chunks(placed: PlacedRows, tables: list[BlockTable], padding: int = 0) -> PrefillRows:
+    """The rows for kernels that take any number of tokens of each, and `padding` more of none."""
+    from octavo.kernels.triton.prefill_plan import PrefillRows
+
+    keep, skip = _gaps(placed.rows, tables, padding)
+    return PrefillRows(
+        first_query=_padded(placed.first, padding),
+        num_tokens=_padded([row.num_tokens for row in placed.rows], padding),
+        start=_padded([row.rope_start for row in placed.rows], padding),
+        table_begin=np.concatenate((placed.begins, np.zeros(padding, dtype=np.int64))),
+        keep=keep,
+        skip=skip,
+    )
 
 
 def _stored_rows(rows: list[StepRow], tables: list[BlockTable], group: int) -> NDArray[np.int64]:

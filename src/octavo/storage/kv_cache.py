@@ -396,5 +396,5 @@ def _group_attention(
     if device.type == "cuda":
         refusal = switches.refusal(FusedAttention.refusal(spec, store.codecs, block_size, device))
         if refusal is None:
-            return FusedAttention(spec, store, block_size, device, staging)
+            return FusedAttention(spec, store, block_size, device, staging, exact=switches.exact)
     return EagerAttention(spec, block_size, device, switches.refusal(refusal) or refusal)

@@ -39,14 +39,16 @@ class RouteCounts:
 
 @dataclass(frozen=True, slots=True)
 class RouteSwitches:
-    """Environment switches, read once when a cache is built.
+    """What steers the choice of routes; environment switches are read once when a cache is built.
 
+    `exact`: on a GPU, a row's bits are to depend on nothing but the row; not the environment's to say.
     `OCTAVO_PAGED_ATTENTION_NATIVE`: 0 forces gather end to end, 1 asks for the fused kernel wherever one exists.
     `OCTAVO_SDPA_DETERMINISTIC`: 1 pins deterministic kernels.
     """
 
     native: bool | None = None
     deterministic: bool = False
+    exact: bool = False
 
     @classmethod
     def from_environment(cls) -> RouteSwitches:

@@ -17,7 +17,7 @@ from octavo.kernels.triton.prefill_merge import prefill_merge
 from octavo.kernels.triton.prefill_plan import MERGE_FIELDS, PART_FIELDS, PrefillRows, build_work
 from octavo.kernels.triton.prefill_tiles import prefill_tiles
 
-_CODECS = {"f32": 0, "f16": 0, "bf16": 0, "q8_0": 1, "q4_0": 2}
+CODECS = {"f32": 0, "f16": 0, "bf16": 0, "q8_0": 1, "q4_0": 2}
 
 # Up to this column, a query tile keeps the precision of 32-bit operands. Beyond, many rounded weights average out.
 _PRECISE_END = 256
@@ -121,14 +121,14 @@ class PagedPrefill:
             BLOCK_SIZE=spec.block_size,
             BLOCK_M=tile.block_m,
             BLOCK_N=tile.block_n,
-            K_CODEC=_CODECS[spec.k_codec],
-            V_CODEC=_CODECS[spec.v_codec],
+            K_CODEC=CODECS[spec.k_codec],
+            V_CODEC=CODECS[spec.v_codec],
             HAS_WINDOW=spec.window is not None,
             HAS_GAPS=self._gaps,
             HAS_SINKS=sinks is not None,
             TOKENS=self.tokens,
             FAST=self._fast,
-            PRECISE_END=_precise_end(spec),
+            PRECISE_END=precise_end(spec),
             DEPENDENT=self._dependent,
             STAGES=tile.num_stages,
             num_warps=tile.num_warps,
@@ -166,7 +166,7 @@ def best_tile(dim: int, bits: int) -> PrefillTile:
     return PrefillTile(128, 64 if bits == 16 else 128, 8, 3)
 
 
-def _precise_end(spec: DecodeSpec) -> int:
+def precise_end(spec: DecodeSpec) -> int:
     end = _PRECISE_END if spec.bits == 16 else _PRECISE_END_QUANTISED
     if "bf16" in (spec.k_codec, spec.v_codec):
         end = _PRECISE_END_BF16

@@ -164,6 +164,14 @@ def exact_tile(n: int, rows: int) -> SkinnyTile:
     return SkinnyTile("swapped", height, 64, 128, 4, 3, max(1, min(4, 8192 // n)))
 
 
+def exact_codes_tile(n: int, k: int, bits: int, rows: int, *, minima: bool, shared_bytes: int) -> SkinnyTile:
+    """`exact_tile` for a weight of codes. For `minima` inputs are added up, in an order that tiles' heights decide."""
+    few = codes_tiles(n, k, bits, shared_bytes)[bucket(8)]
+    height = 16 if rows <= 16 and not minima else MAX_ROWS
+    tile = replace(few, block_m=height)
+    return tile if tile.shared_bytes <= shared_bytes else replace(tile, block_n=64, num_warps=4, num_stages=2)
+
+
 def _nearest(table: Mapping[Shape, Tiles] | Mapping[Shape, tuple[SkinnyTile, ...]], n: int, k: int) -> Shape:
     if (n, k) in table:
         return n, k

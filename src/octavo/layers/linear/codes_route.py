@@ -10,23 +10,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.kernels.triton.skinny_gemm import MAX_ROWS, SkinnyScratch, multiply_codes, unpack
+from octavo.kernels.triton.skinny_gemm import MAX_ROWS, SkinnyScratch, SkinnyTile, multiply_codes, unpack
 from octavo.kernels.triton.skinny_pack import CHUNK_BITS, CodeMatrix, PackedCodes, pack_codes, packed_bytes
-from octavo.kernels.triton.skinny_table import ROWS, bucket, codes_tiles
+from octavo.kernels.triton.skinny_table import ROWS, bucket, codes_tiles, exact_codes_tile
 from octavo.layers.linear.route import RouteProperties
 from octavo.layers.quant_tensor import AffineGroups, AffineShape, QuantTensor
 
 _UNPACKED = 1 << 25  # elements of a weight that are unpacked at a time
+_EXACT_ROWS = 256  # at a time; more would need much scratch
 
 
 class CodesWeight:
     """Shards may have encodings of their own: neighbours of one form are multiplied together."""
 
-    def __init__(self, parts: Sequence[PackedCodes], dtype: torch.dtype, scratch: SkinnyScratch) -> None:
+    def __init__(
+        self, parts: Sequence[PackedCodes], dtype: torch.dtype, scratch: SkinnyScratch, *, exact: bool = False
+    ) -> None:
         self._parts = parts
         self._dtype = dtype
         self._scratch = scratch
+        self._exact = exact
         self._rows = sum(part.rows for part in parts)
+        self._tiles: list[tuple[SkinnyTile, ...]] = []
+        if exact:
+            for part in parts:
+                scratch.reserve(self._exact_tile(part, _EXACT_ROWS), _EXACT_ROWS, part.rows)
+            return
         self._tiles = [codes_tiles(part.rows, part.columns, part.bits, scratch.shared_bytes) for part in parts]
         for part, tiles in zip(parts, self._tiles, strict=True):
             for rows, tile in zip(ROWS, tiles, strict=True):
@@ -51,6 +60,9 @@ class CodesWeight:
 
     def _product(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         out = torch.empty(len(x), self._rows, dtype=dtype, device=x.device)
+        if self._exact:
+            self._multiply_exactly(x, out)
+            return out
         start = 0
         for part, tiles in zip(self._parts, self._tiles, strict=True):
             y = out[:, start : start + part.rows]
@@ -60,6 +72,20 @@ class CodesWeight:
                 self._multiply_unpacked(x, part, y)
             start += part.rows
         return out
+
+    def _multiply_exactly(self, x: Tensor, out: Tensor) -> None:
+        """Any number of rows by one kernel, whose order of addition is the weight's own."""
+        for first in range(0, len(x), _EXACT_ROWS):
+            rows = x[first : first + _EXACT_ROWS]
+            start = 0
+            for part in self._parts:
+                y = out[first : first + len(rows), start : start + part.rows]
+                multiply_codes(rows, part, y, self._exact_tile(part, len(rows)), self._scratch)
+                start += part.rows
+
+    def _exact_tile(self, part: PackedCodes, rows: int) -> SkinnyTile:
+        size = part.rows, part.columns, part.bits
+        return exact_codes_tile(*size, rows, minima=part.pair is not None, shared_bytes=self._scratch.shared_bytes)
 
     def _multiply_unpacked(self, x: Tensor, part: PackedCodes, out: Tensor) -> None:
         step = max(1, _UNPACKED // part.columns)
@@ -79,7 +105,11 @@ class CodesRoute:
     Where there are, both are rounded to 16 bits, which most files have them in already.
     """
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, scratch: SkinnyScratch) -> None:
+    def __init__(
+        self, dtype: torch.dtype, device: torch.device, scratch: SkinnyScratch, *, exact: bool = False
+    ) -> None:
+        """With `exact` it is row-invariant."""
+        self._exact = exact
         self._dtype = dtype
         self._device = device
         self._scratch = scratch
@@ -88,7 +118,9 @@ class CodesRoute:
     def properties(self) -> RouteProperties:
         # |scale · (code - zero)| and |minimum| are at most twice the largest weight, each rounded by 2⁻¹¹ at most; many
         # rows multiply a weight that is rounded once more.
-        return RouteProperties("codes", False, 2 * 2 * 2.0**-11 + torch.finfo(self._dtype).eps / 2)
+        return RouteProperties(
+            "exact " * self._exact + "codes", self._exact, 2 * 2 * 2.0**-11 + torch.finfo(self._dtype).eps / 2
+        )
 
     @property
     def serves_embedding(self) -> bool:
@@ -110,7 +142,7 @@ class CodesRoute:
         for _, group in groupby(shards, key=_form):
             groups = [shard.affine_groups() for shard in group]
             parts.append(pack_codes([_matrix(each) for each in groups if each is not None], self._device))
-        return CodesWeight(parts, self._dtype, self._scratch)
+        return CodesWeight(parts, self._dtype, self._scratch, exact=self._exact)
 
     def packed_bytes(self, shard: QuantTensor) -> int:
         form = shard.affine_shape()

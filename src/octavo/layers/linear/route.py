@@ -108,11 +108,13 @@ class RouteChoice:
         return self.first.properties.row_invariant and self.fallback.properties.row_invariant
 
 
-def choose_route(weights: WeightsChoice, dtype: torch.dtype, device: torch.device) -> RouteChoice:
+def choose_route(
+    weights: WeightsChoice, dtype: torch.dtype, device: torch.device, *, exact: bool | None = None
+) -> RouteChoice:
     """`auto` keeps quantised weights as the file has them where there is a kernel for that, in 16-bit compute.
 
     There `full` keeps all weights in the compute dtype; on a CPU `int8` and `int4` take torch's kernels for narrow
-    weights.
+    weights. On a GPU `exact` takes forms that are row-invariant; a CPU's 16-bit routes all are.
     Raises `InvalidRequest` for a choice that no tensor could take.
     """
     from octavo.layers.linear.affine_route import AffineRoute
@@ -131,7 +133,7 @@ def choose_route(weights: WeightsChoice, dtype: torch.dtype, device: torch.devic
             )
         return RouteChoice(Int8Route(dtype) if weights == "int8" else Int4Route(dtype), full)
     if device.type == "cuda" and dtype != torch.float32 and find_spec("triton") is not None:
-        return _gpu_routes(weights, dtype, device)
+        return _gpu_routes(weights, dtype, device, exact=exact is True)
     if weights == "auto" and sixteen_bit_cpu:
         if library.load().functions is not None:
             return RouteChoice(AffineRoute(), full)
@@ -140,11 +142,11 @@ def choose_route(weights: WeightsChoice, dtype: torch.dtype, device: torch.devic
     return RouteChoice(full, full)
 
 
-def _gpu_routes(weights: WeightsChoice, dtype: torch.dtype, device: torch.device) -> RouteChoice:
+def _gpu_routes(weights: WeightsChoice, dtype: torch.dtype, device: torch.device, *, exact: bool) -> RouteChoice:
     from octavo.kernels.triton.skinny_gemm import SkinnyScratch
     from octavo.layers.linear.codes_route import CodesRoute
     from octavo.layers.linear.skinny_route import SkinnyRoute
 
     scratch = SkinnyScratch(device)
-    full = SkinnyRoute(dtype, device, scratch)
-    return RouteChoice(CodesRoute(dtype, device, scratch) if weights == "auto" else full, full)
+    full = SkinnyRoute(dtype, device, scratch, exact=exact)
+    return RouteChoice(CodesRoute(dtype, device, scratch, exact=exact) if weights == "auto" else full, full)

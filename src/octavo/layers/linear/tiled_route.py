@@ -1,12 +1,13 @@
 """16-bit weights on a CPU, multiplied in tiles of at most 32 rows: the same bits for a row in every batch.
 
 oneDNN chooses blocking and instructions by shape, so a whole prefill and a single row differ in the last bits. In
-tiles of up to TILE rows over a weight packed for TILE rows it takes one kernel, which `_tile_is_uniform` verifies for
+tiles of up to TILE rows over a weight packed for TILE rows it takes one kernel, which `differing_count` verifies for
 each shape at start-up; where it does not hold, every tile is padded to exactly TILE rows, which cannot differ.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 
@@ -16,10 +17,12 @@ from torch import Tensor
 
 from octavo.layers.linear.dense_route import stack
 from octavo.layers.linear.route import RouteProperties
+from octavo.layers.linear.row_probe import differing_count
 from octavo.layers.quant_tensor import QuantTensor
 
+logger = logging.getLogger(__name__)
+
 TILE = 32
-_PROBED_ROWS = (1, 2, 3, 5, 8, 13, 16, 21, 31)
 
 _linear_pointwise = torch.ops.mkldnn._linear_pointwise
 
@@ -99,9 +102,17 @@ class TiledRoute:
         if not self._can_pack:
             return TiledWeight(weight, packed=False, uniform=False, num_bytes=num_bytes)
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, TILE)
+        uniform = TiledWeight(packed, packed=True, uniform=True, num_bytes=num_bytes)
         if shape not in self._uniform:
-            self._uniform[shape] = _tile_is_uniform(packed, shape[1], self._dtype)
-        return TiledWeight(packed, packed=True, uniform=self._uniform[shape], num_bytes=num_bytes)
+            products = (uniform.apply, uniform.apply_float32)
+            self._uniform[shape] = differing_count(products, shape[1], torch.device("cpu")) is None
+            if not self._uniform[shape]:
+                logger.info(
+                    "products of %d by %d weights are padded to %d rows: smaller ones differ here", *shape, TILE
+                )
+        if self._uniform[shape]:
+            return uniform
+        return TiledWeight(packed, packed=True, uniform=False, num_bytes=num_bytes)
 
     def packed_bytes(self, shard: QuantTensor) -> int:
         return math.prod(shard.shape) * self._dtype.itemsize
@@ -113,22 +124,6 @@ def _can_pack(dtype: torch.dtype) -> bool:
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
-
-
-def _tile_is_uniform(packed: Tensor, k: int, dtype: torch.dtype) -> bool:
-    """True if tiles of fewer rows give the bits of a full tile at this shape and thread count."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(TILE, k, generator=generator).to(dtype)
-    full = _linear_pointwise(x, packed, None, "none", [], "")
-    lost = _linear_pointwise(x, -full, packed, None, "add")
-    for rows in _PROBED_ROWS:
-        part = x[-rows:].contiguous()
-        y = _linear_pointwise(part, packed, None, "none", [], "")
-        if not torch.equal(y, full[-rows:]):
-            return False
-        if not torch.equal(_linear_pointwise(part, -y, packed, None, "add"), lost[-rows:]):
-            return False
-    return True
 
 
 def _pad(x: Tensor) -> Tensor:
