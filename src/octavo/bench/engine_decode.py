@@ -23,6 +23,7 @@ from octavo.engine.core import EngineCore
 from octavo.engine.loaded_model import LoadedModel, load_model, plan_checkpoint, share_weights
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
+from octavo.storage.route import RouteSwitches
 
 _WARM_UP = 8  # tokens of each request, so that kernels are compiled and graphs recorded before anything is timed
 _CHUNK = 4096  # prompt tokens a step
@@ -142,7 +143,14 @@ def load_random(directory: Path, config: EngineConfig) -> LoadedModel:
 class EngineDecode:
     """An engine for one load. Prompts are the same in every run, so that their K/V is computed once."""
 
-    def __init__(self, loaded: LoadedModel, load: DecodeLoad, config: EngineConfig, new_tokens: int) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        load: DecodeLoad,
+        config: EngineConfig,
+        new_tokens: int,
+        switches: RouteSwitches | None = None,
+    ) -> None:
         longest = max(load.lengths) + max(new_tokens, _WARM_UP) + 1
         blocks = sum(-(-(length + new_tokens + _WARM_UP) // config.block_size) + 2 for length in load.lengths)
         settings = EngineConfig(
@@ -160,7 +168,7 @@ class EngineDecode:
             decode_lookahead=config.decode_lookahead,
             cuda_graphs=config.cuda_graphs,
         )
-        self.core = EngineCore(share_weights(loaded, settings, loaded.plan.storage), settings)
+        self.core = EngineCore(share_weights(loaded, settings, loaded.plan.storage), settings, switches=switches)
         self.steps_of_last_run: dict[str, int] = {}
         rng, vocab_size = random.Random(0), loaded.plan.config.vocab_size
         self._prompts = [tuple(rng.randrange(vocab_size) for _ in range(length)) for length in load.lengths]

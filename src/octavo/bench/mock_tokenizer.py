@@ -15,9 +15,13 @@ _TEMPLATE = (
 )
 
 
-def mock_tokenizer() -> Tokenizer:
-    """Byte-level: a token for every byte, and one merge, for a vocabulary must have one."""
+def mock_tokenizer(vocab_size: int = 0) -> Tokenizer:
+    """Byte-level: a token for every byte, and one merge, for a vocabulary must have one.
+
+    Up to `vocab_size` there are tokens besides that no text is encoded as, each with a text of its own.
+    """
     tokens = [*_SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), "th"]
+    tokens += [f"[{index}]" for index in range(len(tokens), vocab_size)]
     metadata: dict[str, Any] = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",

@@ -16,6 +16,7 @@ from octavo.cli import engine_options as flags
 from octavo.cli.bench_options import Plot, check_plot_flag, counts, draw_figures, written
 from octavo.cli.bench_prefill import prefill
 from octavo.cli.bench_random import decode_random
+from octavo.cli.bench_routes import routes
 from octavo.cli.bench_storage import storage
 from octavo.cli.options import list_option, option, texts
 from octavo.engine.profile import DEFAULT_STEPS, ProfileSettings
@@ -237,6 +238,7 @@ def serving(
 
 app.command("prefill")(prefill)
 app.command("storage")(storage)
+app.command("routes")(routes)
 app.add_typer(bench_regress.app, name="regress")
 
 
