@@ -7,7 +7,8 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from octavo.kernels.triton.exact_attention import EXACT_PART, exact_tile
+from octavo.kernels.exact_parts import EXACT_PART
+from octavo.kernels.triton.exact_attention import exact_tile
 from octavo.kernels.triton.skinny_gemm import SkinnyScratch
 from octavo.layers.linear.codes_route import CodesRoute
 from octavo.layers.linear.skinny_route import SkinnyWeight

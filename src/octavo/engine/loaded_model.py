@@ -117,7 +117,7 @@ def plan_checkpoint(
         storage=storage.kind,
     )
     threads = choose_threads(config.threads)
-    serving = replace(_serving(storage.kind, codecs, device, threads), exports=exports)
+    serving = replace(_serving(storage.kind, codecs, device, threads), exports=exports, exact=exact.holds)
     ledger = _ledger(checkpoint, config, serving, resident_bytes(checkpoint, routes, dtype), available_memory(device))
     config.check_keep(ledger.max_context)
     return ModelPlan(checkpoint, device, dtype, threads, routes, codecs, storage, ledger, exact)
@@ -153,7 +153,7 @@ def share_weights(loaded: LoadedModel, config: EngineConfig, storage: StorageDec
             block_size=config.block_size,
             storage=storage.kind,
         )
-    serving = _serving(storage.kind, codecs, plan.device, plan.threads)
+    serving = replace(_serving(storage.kind, codecs, plan.device, plan.threads), exact=plan.exact.holds)
     ledger = _ledger(plan.checkpoint, config, serving, resident, available)
     return replace(loaded, plan=replace(plan, codecs=codecs, storage=storage, ledger=ledger))
 
@@ -185,7 +185,7 @@ def _checked(plan: ModelPlan, config: EngineConfig) -> ModelPlan:
     if routes is plan.routes:
         return plan
     resident = resident_bytes(plan.checkpoint, routes, plan.dtype)
-    serving = replace(_serving(plan.storage.kind, plan.codecs, plan.device, plan.threads), exports=True)
+    serving = replace(_serving(plan.storage.kind, plan.codecs, plan.device, plan.threads), exports=True, exact=True)
     ledger = _ledger(plan.checkpoint, config, serving, resident, available_memory(plan.device))
     return replace(plan, routes=routes, ledger=ledger)
 

@@ -15,6 +15,7 @@ from octavo.models.checkpoint import Checkpoint
 logger = logging.getLogger(__name__)
 
 _ROWS = 256  # of a weight that are multiplied
+_ROWS_ON_GPU = 4096  # where kernels are compiled for the weights' own height
 _MOST_COLUMNS = 3  # different widths of a route's weights that are tried, the widest first
 
 
@@ -36,7 +37,8 @@ def checked_routes(routes: RouteChoice, checkpoint: Checkpoint, device: torch.de
 
 def _broken(route: LinearRoute, routes: RouteChoice, checkpoint: Checkpoint, device: torch.device) -> str | None:
     """What of a route does not hold, in a few words; None if all that was tried does."""
-    for shard in _samples(route, routes, checkpoint):
+    rows = _ROWS if device.type == "cpu" else _ROWS_ON_GPU
+    for shard in _samples(route, routes, checkpoint, rows):
         weight = route.pack([shard])
         count = differing_count((weight.apply, weight.apply_float32), shard.shape[1], device)
         if count is not None:
@@ -45,13 +47,14 @@ def _broken(route: LinearRoute, routes: RouteChoice, checkpoint: Checkpoint, dev
     return None
 
 
-def _samples(route: LinearRoute, routes: RouteChoice, checkpoint: Checkpoint) -> Iterator[QuantTensor]:
-    """The first rows of a weight of each width that takes the route."""
-    by_width: dict[int, QuantTensor] = {}
+def _samples(route: LinearRoute, routes: RouteChoice, checkpoint: Checkpoint, most_rows: int) -> Iterator[QuantTensor]:
+    """The first rows of the smallest weight of each width that takes the route."""
+    smallest: dict[int, QuantTensor] = {}
     for name in checkpoint.names():
         shard = checkpoint.tensor(name)
-        if len(shard.shape) == 2 and shard.shape[1] not in by_width and routes.route([shard]) is route:
-            by_width[shard.shape[1]] = shard
-    for width in sorted(by_width, reverse=True)[:_MOST_COLUMNS]:
-        shard = by_width[width]
-        yield shard.rows(0, min(_ROWS, shard.shape[0]))
+        if len(shard.shape) == 2 and routes.route([shard]) is route:
+            known = smallest.get(shard.shape[1])
+            if known is None or shard.shape[0] < known.shape[0]:
+                smallest[shard.shape[1]] = shard
+    for width in sorted(smallest, reverse=True)[:_MOST_COLUMNS]:
+        yield smallest[width].rows(0, min(most_rows, smallest[width].shape[0]))

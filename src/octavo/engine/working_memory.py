@@ -10,6 +10,7 @@ import torch
 from octavo.cache.spec import CacheGroup
 from octavo.config import EngineConfig
 from octavo.kernels.chunked_attention import KEY_CHUNK, MAX_SCORES
+from octavo.kernels.exact_parts import EXACT_PART, MOST_PARTIAL_BYTES
 from octavo.models.config import ModelConfig
 from octavo.step_batch import StorageKind
 from octavo.storage.codecs import Codec
@@ -21,6 +22,7 @@ _ENCODED_SPAN = (32, 80)  # columns, and bytes that the compiled products take f
 _TILE_ROWS, _TILE_KEYS, _LANES = 32, 64, 16  # of the compiled attention
 _VOCABULARY_ROWS = 24  # bytes per vocabulary entry of the sampler's scratch, and the temporaries beside it
 _ROTATED = 3  # float32 copies of a layer's keys that are there while a context shift rotates them
+_EXACT_SCRATCH = 64 << 20  # of exact products on a GPU, whose columns are cut into parts
 _GRAPHS = 64 << 20  # of the driver's, for some dozens of graphs of some hundred launches
 _FRAGMENTATION = 1.5  # what the allocator takes of the system for temporaries, against their own size
 
@@ -29,7 +31,7 @@ _FRAGMENTATION = 1.5  # what the allocator takes of the system for temporaries, 
 class Serving:
     """What decides which kernels serve, and so which copies they need. `gather`: a switch has paged rows gathered.
 
-    `exports`: K/V of a sequence may be copied into a snapshot for the caller.
+    `exports`: K/V of a sequence may be copied into a snapshot for the caller. `exact`: as `EngineConfig.exact` says.
     """
 
     storage: StorageKind
@@ -38,6 +40,7 @@ class Serving:
     threads: int = 1
     gather: bool = False
     exports: bool = False
+    exact: bool = False
 
 
 def step_tokens(config: EngineConfig, max_context: int) -> int:
@@ -79,6 +82,8 @@ def workspace_bytes(
     scores = 0 if all(compiled) else 4 * MAX_SCORES * 4
     copies = undo_bytes(groups, config, serving) + shift_bytes(groups, config, max_context)
     copies += export_bytes(groups, serving, max_context) if serving.exports else 0
+    if serving.exact and serving.device.type == "cuda":
+        attention += _EXACT_SCRATCH + sum(_partial_bytes(group, tokens, max_context) for group in groups)
     return tables + sampling + activations + scores + attention + copies
 
 
@@ -147,6 +152,13 @@ def _compiled_bytes(group: CacheGroup, config: EngineConfig, serving: Serving, m
     gathered = serving.gather and serving.storage is StorageKind.PAGED
     tiles = serving.threads * _tile_bytes(group.spec.k_dim, group.spec.v_dim)
     return tiles + (_copied_bytes(group, config, serving, max_context) if in_ring or gathered else 0)
+
+
+def _partial_bytes(group: CacheGroup, tokens: int, max_context: int) -> int:
+    """What exact attention on a GPU leaves of each part of a row's columns, before it is merged."""
+    spec, parts = group.spec, -(-max_context // EXACT_PART)
+    rows = tokens * parts if parts > 1 else 0
+    return min(rows * spec.num_q_heads * (spec.v_dim + 1) * 4, MOST_PARTIAL_BYTES)
 
 
 def _span(group: CacheGroup, config: EngineConfig, max_context: int) -> int:

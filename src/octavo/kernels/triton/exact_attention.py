@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from octavo.kernels.exact_parts import EXACT_PART, MOST_PARTIAL_BYTES
 from octavo.kernels.step_staging import StepStaging
 from octavo.kernels.triton.decode_merge import decode_merge
 from octavo.kernels.triton.launch import dependent_launch
@@ -21,9 +22,6 @@ from octavo.kernels.triton.paged_decode import DecodeSpec, StoredRows
 from octavo.kernels.triton.paged_prefill import CODECS, PrefillTile, precise_end
 from octavo.kernels.triton.prefill_plan import MERGE_FIELDS, PART_FIELDS, PrefillRows, PrefillWork, build_work
 from octavo.kernels.triton.prefill_tiles import prefill_tiles
-
-EXACT_PART = 512  # columns of a part
-MOST_PARTIAL_BYTES = 128 << 20  # of partial results at a time, unless one query tile has more
 
 Ints = NDArray[np.int64]
 
