@@ -42,12 +42,13 @@ class AdmissionPool(SequencePool):
 
     def available_blocks(self) -> tuple[int, ...]:
         """Per group, free blocks less those that live sequences may still take of what they are promised."""
-        available = list(self.num_free_blocks)
-        for state in self._slots:
-            if state is not None and state.storage is StorageKind.PAGED:
-                for g, n in enumerate(state.promised_blocks):
-                    available[g] -= self._claim(state, g, n)
-        return tuple(available)
+        paged = [state for state in self._slots if state is not None and state.storage is StorageKind.PAGED]
+        return tuple(
+            [
+                free - sum([self._claim(state, g, state.promised_blocks[g]) for state in paged])
+                for g, free in enumerate(self.num_free_blocks)
+            ]
+        )
 
     def promised(self, handle: SequenceHandle) -> int:
         """Tokens that the sequence may have without another `promise`. Raises `StaleHandle`."""
@@ -74,9 +75,11 @@ class AdmissionPool(SequencePool):
         """Blocks that a paged sequence may still take. What it shares of a window does not become free as it moves on,
         so it claims that anew; of a full group it may only have to replace the block it writes into.
         """
-        if self.groups[group].spec.window is not None:
+        if self.has_windows and self.groups[group].spec.window is not None:
             return max(0, needed - self._num_private(state, group))
-        return max(0, needed - state.tables[group].num_held) + self._shares_tail(state, group)
+        table = state.tables[group]
+        held = len(table.block_ids) - (table.hole_stop - table.hole_start)
+        return (needed - held if needed > held else 0) + self._shares_tail(state, group)
 
     def _num_private(self, state: SequenceState, group: int) -> int:
         pool, table = self.pools[group], state.tables[group]

@@ -123,6 +123,11 @@ class SequenceState:
         """Rotary position of the next token."""
         return self.written - self.rope_offset
 
+    @property
+    def live_start(self) -> tuple[int, ...]:
+        """Per group, the first position still visible after the kept ones."""
+        return tuple([table.live_start for table in self.tables])
+
     def visible(self, group: int) -> int:
         """Tokens that the group still shows: `keep + written - live_start`."""
         return self.keep + self.written - self.tables[group].live_start

@@ -56,6 +56,7 @@ class SequencePool:
         self.prefix = PrefixCache(groups, block_size, self.pools, prefix or PrefixOptions())
         self._supply = BlockSupply(self.pools, self.prefix)
         self._paged_groups = [i for i, group in enumerate(self.groups) if group.takes_blocks(StorageKind.PAGED)]
+        self.has_windows = any(group.spec.window is not None for group in self.groups)
         self._free_slots = IndexSet(max_seqs)
         self._generations = [0] * max_seqs
         self._slots: list[SequenceState | None] = [None] * max_seqs
@@ -76,7 +77,7 @@ class SequencePool:
         """The live state behind `handle`; the caller only reads it. Raises `StaleHandle`."""
         slot = handle.slot
         state = self._slots[slot] if 0 <= slot < self.max_seqs else None
-        if state is None or state.handle != handle:
+        if state is None or (state.handle is not handle and state.handle != handle):
             raise StaleHandle(f"slot {slot}, generation {handle.generation} is no longer live; allocate a new sequence")
         return state
 
@@ -89,7 +90,7 @@ class SequencePool:
 
     def live_start(self, handle: SequenceHandle) -> tuple[int, ...]:
         """Per group, the first position still visible after the kept ones."""
-        return tuple([table.live_start for table in self.sequence(handle).tables])
+        return self.sequence(handle).live_start
 
     def table(self, handle: SequenceHandle, group: int) -> tuple[int | None, ...]:
         """Block ids of `group` by absolute block, None where there is a hole; spare blocks included."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -13,7 +13,7 @@ from octavo.engine.model_runner import ModelRunner
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.pooled_prompt import UNSOUND_VECTOR, PooledPrompt
 from octavo.engine.prompt_scores import UNSOUND_PROMPT, PromptScores
-from octavo.engine.sampler import Sampler, SamplerRow
+from octavo.engine.sampler import Sampler, SamplerRow, takes_the_best
 from octavo.engine.sampling_adjustments import penalises
 from octavo.grammar.matcher import GrammarMatcher
 from octavo.outputs import TextDelta, TokenLogprobs
@@ -39,6 +39,19 @@ class LiveRequest:
     grammar: GrammarMatcher | None = None
     started: float | None = None
     first_token: float | None = None
+    takes_the_best: bool = field(init=False)
+    _tells_more: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        request, params = self.state.request, self.state.request.params
+        self.takes_the_best = takes_the_best(params)
+        self._tells_more = (
+            self.export
+            or request.generates_nothing
+            or request.reads_whole_prompt
+            or params.logprobs is not None
+            or penalises(params)
+        )
 
     @property
     def untold_cached_tokens(self) -> int | None:
@@ -47,6 +60,9 @@ class LiveRequest:
 
     def tell(self, token_id: int, logprobs: TokenLogprobs | None, unsound: str | None, now: float) -> StepEvent:
         """What a step says of it that ended at `now` and gave it `token_id`, unless its logits were `unsound`."""
+        if self.first_token is not None and unsound is None and not self.is_read_at_each_step:
+            delta, error = self.push(token_id)
+            return StepEvent(delta) if error is None else StepEvent(delta, error=error, fault="fault")
         num_cached = self.untold_cached_tokens
         if self.first_token is None:
             self.first_token = now
@@ -116,15 +132,7 @@ class LiveRequest:
     @property
     def is_read_at_each_step(self) -> bool:
         """Whether its next step may depend on more than the latest token, or is told more of than its tokens."""
-        request = self.state.request
-        return (
-            self.grammar is not None
-            or self.export
-            or request.generates_nothing
-            or request.reads_whole_prompt
-            or request.params.logprobs is not None
-            or penalises(request.params)
-        )
+        return self._tells_more or self.grammar is not None
 
     @property
     def may_be_led(self) -> bool:
@@ -135,12 +143,7 @@ class LiveRequest:
         """What the sampler needs to give the token at `position`."""
         state, request = self.state, self.state.request
         return SamplerRow(
-            params=request.params,
-            seed=request.seed,
-            choice=request.choice,
-            position=position,
-            prompt_token_ids=request.prompt_token_ids,
-            output_token_ids=state.output_token_ids,
+            request.params, request.seed, request.choice, position, request.prompt_token_ids, state.output_token_ids
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,8 +24,7 @@ from octavo.outputs import TokenLogprobs
 from octavo.sampling_params import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class SamplerRow:
+class SamplerRow(NamedTuple):
     """One row to sample. `position` is the index that the new token will have in prompt + output.
 
     The token ids are read only if `params` has penalties, and never changed or kept.
@@ -129,7 +129,7 @@ class Sampler:
         return SampleResult(
             host_ids,
             self._logprobs(drawn.logits, drawn.token_ids, host_ids, drawn.rows),
-            [None if token_id >= 0 else _fault(row) for token_id, row in zip(host_ids, drawn.rows, strict=True)],
+            [None if token_id >= 0 else _fault(drawn.rows[i]) for i, token_id in enumerate(host_ids)],
         )
 
     @torch.no_grad()
@@ -184,9 +184,10 @@ class Sampler:
         self, logits: Tensor | None, token_ids: Tensor, host_ids: Sequence[int], rows: Sequence[SamplerRow]
     ) -> list[TokenLogprobs | None]:
         results: list[TokenLogprobs | None] = [None] * len(rows)
+        if logits is None:
+            return results
         for part in self._parts([i for i, row in enumerate(rows) if _wants_logprobs(row) and host_ids[i] >= 0]):
             counts = [rows[i].params.logprobs or 0 for i in part]
-            assert logits is not None, "log-probabilities are told of logits"
             found = token_logprobs(_take(logits, part), _take(token_ids, part), counts, self._workspace)
             for index, logprobs in zip(part, found, strict=True):
                 results[index] = logprobs
@@ -206,9 +207,9 @@ class Sampler:
             yield [index]
 
 
-def takes_the_best(row: SamplerRow) -> bool:
+def takes_the_best(params: SamplingParams) -> bool:
     """Whether a row gets the token of its largest logit as the model gives it, and nothing more is told of it."""
-    return row.params.greedy and row.params.logprobs is None and not needs_adjustment(row.params)
+    return params.greedy and params.logprobs is None and not needs_adjustment(params)
 
 
 def _take(tensor: Tensor, rows: list[int]) -> Tensor:

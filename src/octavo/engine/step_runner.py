@@ -14,7 +14,7 @@ from octavo.cache.sequence import SequenceHandle
 from octavo.engine.graph_runner import DecodedStep, Following
 from octavo.engine.live_request import LiveRequest
 from octavo.engine.model_runner import ModelRunner, sampled_rows
-from octavo.engine.sampler import DrawnTokens, Sampler, SampleResult, SamplerRow, takes_the_best
+from octavo.engine.sampler import DrawnTokens, Sampler, SampleResult
 from octavo.engine.sampling_mask import TokenMasks
 from octavo.grammar.mask_workers import MaskWorkers
 from octavo.request import RequestState
@@ -60,12 +60,13 @@ class StepRunner:
         """`before` is the step that `step` follows, if its tokens are not known to the host."""
         if before is None:
             self._prepare(step)
-        sampled = [state for row, state in zip(step.batch.rows, step.states, strict=True) if row.sample]
-        ends = [row.stop for row in step.batch.rows if row.sample]
+        pairs = [(state, row) for row, state in zip(step.batch.rows, step.states, strict=True) if row.sample]
+        sampled = [state for state, _ in pairs]
         lives = [self._lives[state.request.request_id] for state in sampled]
-        rows = [live.sampler_row(end) for live, end in zip(lives, ends, strict=True)]
+        rows = [live.sampler_row(row.stop) for live, (_, row) in zip(lives, pairs, strict=True)]
         pending = self._masks.begin([live.grammar for live in lives])
-        decoded = self._decode(step, before, rows, is_plain=pending is None)
+        greedy = pending is None and self._on_logits is None and all(live.takes_the_best for live in lives)
+        decoded = self._decode(step, before, greedy=greedy)
         if decoded is not None and decoded.token_ids is not None:
             return LaunchedStep(step, sampled, self._sampler.drawn(decoded.token_ids, rows, None), [])
         logits = self._forward(step, before) if decoded is None else decoded.logits
@@ -77,10 +78,8 @@ class StepRunner:
         masks = None if pending is None else TokenMasks(pending.rows, self._masks.finish(pending))
         return LaunchedStep(step, sampled, self._sampler.draw(logits, rows, masks), rings)
 
-    def _decode(
-        self, step: ScheduledStep, before: LaunchedStep | None, rows: list[SamplerRow], *, is_plain: bool
-    ) -> DecodedStep | None:
-        """Run a decode step from a graph; None if it has to be run otherwise."""
+    def _decode(self, step: ScheduledStep, before: LaunchedStep | None, *, greedy: bool) -> DecodedStep | None:
+        """Run a decode step from a graph, with `greedy` up to its tokens; None if it has to be run otherwise."""
         graphs = self._runner.graphs
         if graphs is None:
             return None
@@ -94,7 +93,6 @@ class StepRunner:
         if before is not None:
             assert step.follows is not None, "a step that follows says what"
             following = Following(before.drawn.token_ids, step.follows)
-        greedy = is_plain and self._on_logits is None and all(takes_the_best(row) for row in rows)
         return graphs.run(step.batch, following, greedy=greedy)
 
     def _forward(self, step: ScheduledStep, before: LaunchedStep | None) -> Tensor:

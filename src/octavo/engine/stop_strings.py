@@ -23,6 +23,8 @@ class StopStrings:
         Of several that are complete after this text the one with the earliest start cuts. Once one is, what may be
         shown ends before it and nothing may be fed any more.
         """
+        if not self._matchers:
+            return text, False
         starts = [(start, m.stop) for m in self._matchers if (start := m.feed(text)) is not None]
         pending = self._held + text
         if starts:
@@ -30,7 +32,7 @@ class StopStrings:
             cut = len(self._held) + start
             self._held = ""
             return pending[:cut], True
-        cut = len(pending) - max((matcher.matched for matcher in self._matchers), default=0)
+        cut = len(pending) - max(matcher.matched for matcher in self._matchers)
         self._held = pending[cut:]
         return pending[:cut], False
 

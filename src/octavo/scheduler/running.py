@@ -62,30 +62,25 @@ class RunningRequest:
 
     def growth(self, pool: CachePool, tokens: int) -> tuple[int, ...]:
         """Available blocks that it takes up to have `tokens` tokens, per group; () for none."""
-        if not self.grows or tokens <= pool.promised(self.handle):
+        if tokens <= pool.promised(self.handle) or not self.grows:
             return ()
         growth = pool.growth(self.handle, tokens)
         return growth if any(growth) else ()
 
     def row(self, pool: CachePool, start: int, token_ids: tuple[int, ...], *, sample: bool) -> StepRow:
         """Count tokens as written from `start` on, and lay them out. See first that there are blocks to grow by."""
+        handle, storage = self.handle, self.waiting.storage
+        sequence = pool.sequence(handle)
         tokens = start + len(token_ids) if sample else self.state.num_tokens
-        if self.grows and tokens > pool.promised(self.handle):
-            pool.promise(self.handle, tokens)
+        if tokens > sequence.promised and self.grows:
+            pool.promise(handle, tokens)
             most, keep = self.state.max_total_tokens, self.state.keep
-            self.spare = pool.may_outgrow(self.waiting.storage, tokens, most, keep)
-        sequence, live_start = pool.sequence(self.handle), pool.live_start(self.handle)
+            self.spare = pool.may_outgrow(storage, tokens, most, keep)
+        live_start = sequence.live_start
+        fresh = pool.append(handle, len(token_ids))
+        slot, generation = handle
         return StepRow(
-            slot=self.handle.slot,
-            generation=self.handle.generation,
-            storage=self.waiting.storage,
-            token_ids=token_ids,
-            start=start,
-            fresh=pool.append(self.handle, len(token_ids)),
-            live_start=live_start,
-            sample=sample,
-            keep=sequence.keep,
-            rope_offset=sequence.rope_offset,
+            slot, generation, storage, token_ids, start, fresh, live_start, sample, sequence.keep, sequence.rope_offset
         )
 
     def trim_windows(self, pool: CachePool, written: int) -> None:

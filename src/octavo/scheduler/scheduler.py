@@ -169,14 +169,17 @@ class Scheduler:
         self._waiting.age()
         self._tick += 1
         self._num_ahead += 1
-        rows = []
-        with ExitStack() as undo:
+        rows: list[StepRow] = []
+        try:
             for _, running, stop in going_on:
                 rows.append(running.row(self._pool, stop, (UNKNOWN_TOKEN,), sample=True))
-                undo.callback(self._pool.rollback_append, running.handle, 1)
                 running.last_tick = self._tick
-            undo.pop_all()
-        copies = [copy for _, running, _ in going_on for copy in self._pool.copies(running.handle)]
+        except BaseException:
+            for _, running, _ in going_on[: len(rows)]:
+                self._pool.rollback_append(running.handle, 1)
+            raise
+        sequences = [self._pool.sequence(running.handle) for _, running, _ in going_on]
+        copies = [pending.copy for sequence in sequences for pending in sequence.copies]
         step = ScheduledStep(
             StepBatch(tuple(rows), tuple(copies)),
             tuple([running.state for _, running, _ in going_on]),
@@ -199,9 +202,11 @@ class Scheduler:
 
     def _room_for(self, going_on: Sequence[tuple[int, RunningRequest, int]]) -> bool:
         """Whether all may take the blocks for one token after `stop`."""
+        growths = [growth for _, running, stop in going_on if (growth := running.growth(self._pool, stop + 1))]
+        if not growths:
+            return True
         room = self._pool.available_blocks()
-        for _, running, stop in going_on:
-            growth = running.growth(self._pool, stop + 1)
+        for growth in growths:
             if not fits(growth, room):
                 return False
             room = less(room, growth)
@@ -244,13 +249,16 @@ class Scheduler:
         for i, (running, row, token_id) in enumerate(zip(self._still_running(step), rows, sampled, strict=True)):
             if running is None:
                 continue
-            running.state.num_computed_tokens += row.num_tokens
+            state = running.state
+            state.num_computed_tokens += row.num_tokens
             if token_id is not None:
-                running.state.output_token_ids.append(token_id)
-            self._pool.donate(running.handle, running.state.tokens, running.state.num_computed_tokens)
+                state.output_token_ids.append(token_id)
+            if self._prefix_cache:
+                self._pool.donate(running.handle, state.tokens, state.num_computed_tokens)
             if i in captured:
                 self._pool.prefix.attach_snapshot(*running.captured_prefix, captured[i])
-            running.trim_windows(self._pool, running.state.num_computed_tokens)
+            if self._pool.has_windows:
+                running.trim_windows(self._pool, state.num_computed_tokens)
 
     def cancel(self, step: ScheduledStep) -> None:
         """Take `step` back because it failed to run, and the one that follows it. Their tokens keep their blocks for

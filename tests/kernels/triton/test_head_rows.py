@@ -54,7 +54,7 @@ def assert_equal_planes(got, expected):
 
 # The interpreter computes in numpy, which warns of what a GPU does in silence.
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero) encountered:RuntimeWarning")
-@pytest.mark.parametrize("dim", [16, 80, 128])
+@pytest.mark.parametrize("dim", [16, 64, 80, 128])
 @pytest.mark.parametrize("codec", ["f16", "q8_0", "q4_0"])
 def test_values_are_stored_with_the_bits_of_their_codec_however_hard_they_are(codec, dim):
     values = hard_values(dim)[[*range(12), 30, 60, 79], :HKV].to(DEVICE)
