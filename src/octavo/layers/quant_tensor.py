@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -32,6 +34,17 @@ class AffineShape:
     bits: int
     group: int
     has_minimum: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedRows:
+    """The rows of a matrix as they lie in a file: data [stored rows, row bytes] uint8, a row's bytes one after another.
+
+    Row n of the matrix is data[order[n]], or data[n] where `order` [N] int64 is None.
+    """
+
+    data: NDArray[np.uint8]
+    order: NDArray[np.int64] | None
 
 
 class QuantTensor(Protocol):
@@ -76,4 +89,17 @@ class QuantTensor(Protocol):
 
     def affine_shape(self) -> AffineShape | None:
         """What `affine_groups` would hold, without reading anything."""
+        ...
+
+
+@runtime_checkable
+class MappedTensor(QuantTensor, Protocol):
+    """A tensor whose rows are encoded blocks in a mapped file."""
+
+    def encoded_rows(self) -> EncodedRows:
+        """The rows of a matrix, not copied; only what is looked at is read."""
+        ...
+
+    def forget(self) -> None:
+        """Give the memory that the file's part takes in this process back; it is read again when it is needed."""
         ...

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo.kernels.cpu.linear import AffineMatrix, PackedAffine
+from octavo.kernels.cpu.linear import PackedAffine
+from octavo.kernels.cpu.matrices import AffineMatrix
 
 SPAN = 32  # columns that share an activation scale
 FULL = 16319  # steps on either side of zero

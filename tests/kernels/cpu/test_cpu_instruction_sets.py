@@ -13,6 +13,7 @@ from octavo.kernels import rows
 from octavo.kernels.cpu import build, library
 from octavo.kernels.cpu.linear import PackedAffine
 from tests.kernels.cpu.attention_cases import Heads, Storage, assert_is_the_definition, attend
+from tests.kernels.cpu.block_cases import NUMBERS, assert_packs_as_its_codes_do, draw_tensor
 from tests.kernels.cpu.codec_cases import (
     DIMS,
     ENCODED,
@@ -95,6 +96,11 @@ class TestInstructionSets:
             y = packed.multiply(x)
             assert not y[1].isfinite().any()
             assert torch.equal(y[2:], clean[2:]) and torch.equal(y[0], clean[0])
+
+    @pytest.mark.parametrize("name", list(NUMBERS))
+    def test_blocks_of_files(self, name):
+        for num_rows in (16, 21):
+            assert_packs_as_its_codes_do(draw_tensor(name, num_rows, 2))
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
     @pytest.mark.parametrize("kind", ["dense", "blocks16"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,42 +11,25 @@ from torch import Tensor
 from octavo.errors import CapacityError
 from octavo.kernels.cpu import library
 from octavo.kernels.cpu.arena import WEIGHTS
+from octavo.kernels.cpu.matrices import Matrix
 
 _ALIGNMENT = 64
-
-
-@dataclass(frozen=True, slots=True)
-class AffineMatrix:
-    """`w[n, k] = (codes[n, k] - zero) * scale[n, k // group] + minimum[n, k // group]`.
-
-    codes [N, K] uint8 below `2 ** bits` (4, 5, 6 or 8); scale and minimum [N, K / group] float32, minimum may be None;
-    group 16 or 32, K a multiple of 32.
-    """
-
-    codes: Tensor
-    scale: Tensor
-    minimum: Tensor | None
-    zero: int
-    bits: int
-    group: int
 
 
 class PackedAffine:
     """Matrices stacked along N, in the kernels' layout. Scales and minima are rounded to float16."""
 
-    def __init__(self, matrices: Sequence[AffineMatrix]) -> None:
+    def __init__(self, matrices: Sequence[Matrix]) -> None:
         functions = library.load().functions
         assert functions is not None
-        forms = [(kernel_bits(m.bits, m.group, m.minimum is not None), m) for m in matrices]
         self._linear, self._lookup = functions.octavo_linear, functions.octavo_lookup
         self._gated_mlp = functions.octavo_gated_mlp
-        self.num_rows = sum(len(matrix.codes) for matrix in matrices)
-        self.num_columns = int(matrices[0].codes.shape[1])
+        self.num_rows = sum(matrix.num_rows for matrix in matrices)
+        self.num_columns = matrices[0].num_columns
+        bits = [kernel_bits(m.bits, m.group, m.has_minimum) for m in matrices]
         sizes = [
-            _aligned(
-                functions.octavo_packed_bytes(len(m.codes), self.num_columns, bits, m.group, int(m.minimum is not None))
-            )
-            for bits, m in forms
+            _aligned(functions.octavo_packed_bytes(m.num_rows, m.num_columns, each, m.group, int(m.has_minimum)))
+            for each, m in zip(bits, matrices, strict=True)
         ]
         self.num_bytes = sum(sizes)
         try:
@@ -58,14 +40,9 @@ class PackedAffine:
             ) from error
         at = self._memory.address
         self._parts = (library.WeightPart * len(matrices))()
-        for part, (bits, matrix), size in zip(self._parts, forms, sizes, strict=True):
-            codes, scale = matrix.codes.contiguous(), matrix.scale.contiguous()
-            minimum = None if matrix.minimum is None else matrix.minimum.contiguous()
-            part.data, part.rows, part.bits, part.group = at, len(codes), bits, matrix.group
-            part.zero, part.has_minimum, part.unit = matrix.zero, int(minimum is not None), _unit(scale, minimum)
-            functions.octavo_pack(
-                codes.data_ptr(), scale.data_ptr(), library.pointer(minimum), self.num_columns, ctypes.byref(part)
-            )
+        for part, each, matrix, size in zip(self._parts, bits, matrices, sizes, strict=True):
+            part.data, part.bits = at, each
+            matrix.pack_into(part)
             at += size
         self._pointer = ctypes.addressof(self._parts)
         self._num_parts = len(self._parts)
@@ -131,17 +108,6 @@ def packed_bytes(num_rows: int, num_columns: int, bits: int, group: int, has_min
     bits = kernel_bits(bits, group, has_minimum)
     tiles = -(-num_rows // 16)
     return tiles * (16 * num_columns * bits // 8 + 32 * (num_columns // group) * (2 if has_minimum else 1))
-
-
-def _unit(scale: Tensor, minimum: Tensor | None) -> float:
-    """The power of two to divide by so that the largest number is near the top of float16, and few are subnormal."""
-    largest = scale.abs().max().item() if scale.numel() else 0.0
-    if minimum is not None and minimum.numel():
-        largest = max(largest, minimum.abs().max().item())
-    if not 0.0 < largest < float("inf"):
-        return 1.0
-    _, exponent = torch.frexp(torch.tensor(largest))
-    return float(2.0 ** max(int(exponent) - 15, -126))  # float32 has the inverse of no smaller one
 
 
 def _aligned(size: int) -> int:

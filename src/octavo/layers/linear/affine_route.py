@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from octavo.kernels.cpu.linear import AffineMatrix, PackedAffine, packed_bytes
+from octavo.kernels.cpu.linear import PackedAffine, packed_bytes
+from octavo.kernels.cpu.matrices import AffineMatrix, EncodedMatrix, Matrix
 from octavo.layers.linear.route import RouteProperties
-from octavo.layers.quant_tensor import AffineGroups, QuantTensor
+from octavo.layers.quant_tensor import AffineGroups, MappedTensor, QuantTensor
 
 _KERNEL_GROUPS = (16, 32)
 
@@ -60,8 +61,30 @@ class AffineRoute:
         return None
 
     def pack(self, shards: Sequence[QuantTensor]) -> AffineWeight:
-        groups = (shard.affine_groups() for shard in shards)
-        return AffineWeight(PackedAffine([_matrix(part) for part in groups if part is not None]))
+        packed = PackedAffine([self.matrix(shard) for shard in shards])
+        for shard in shards:
+            if isinstance(shard, MappedTensor):
+                shard.forget()
+        return AffineWeight(packed)
+
+    @staticmethod
+    def is_packed_from_file(shard: QuantTensor) -> bool:
+        """Whether the kernels read the file's own blocks, so that packing takes no other memory."""
+        return isinstance(shard, MappedTensor) and EncodedMatrix.can_pack(shard.format)
+
+    @staticmethod
+    def matrix(shard: QuantTensor) -> Matrix:
+        """A shard that is not refused, as the kernels pack it."""
+        form = shard.affine_shape()
+        assert form is not None
+        if isinstance(shard, MappedTensor) and EncodedMatrix.can_pack(shard.format):
+            rows = shard.encoded_rows()
+            return EncodedMatrix(
+                shard.format, rows.data, rows.order, shard.shape[1], form.bits, form.group, form.has_minimum
+            )
+        groups = shard.affine_groups()
+        assert groups is not None
+        return _affine_matrix(groups)
 
     def packed_bytes(self, shard: QuantTensor) -> int:
         form = shard.affine_shape()
@@ -69,7 +92,7 @@ class AffineRoute:
         return packed_bytes(shard.shape[0], shard.shape[1], form.bits, min(form.group, 32), form.has_minimum)
 
 
-def _matrix(groups: AffineGroups) -> AffineMatrix:
+def _affine_matrix(groups: AffineGroups) -> AffineMatrix:
     """The kernels know groups of 16 and 32; a wider group is several that share their numbers."""
     repeat = max(1, groups.group // 32)
     scale, minimum = groups.scale, groups.minimum

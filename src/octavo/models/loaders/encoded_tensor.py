@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.errors import LoadError
-from octavo.layers.quant_tensor import AffineGroups, AffineShape
+from octavo.layers.quant_tensor import AffineGroups, AffineShape, EncodedRows
 from octavo.models.loaders.dequantize import affine_blocks, affine_shape, decode_blocks
 from octavo.models.loaders.encodings import Encoding
-from octavo.models.loaders.mapped_file import Bytes
+from octavo.models.loaders.mapped_file import Bytes, forget
 
 # Values decoded at a time: the float32 workspace of a chunk stays in a core's second-level cache.
 CHUNK_VALUES = 1 << 17
@@ -112,6 +112,14 @@ class EncodedTensor:
                 minimum[start:stop] = part.minimum.view(-1, per_row)
         return AffineGroups(codes, scale, minimum, zero, shape.bits, shape.group)
 
+    def encoded_rows(self) -> EncodedRows:
+        """The rows of a matrix, not copied."""
+        return EncodedRows(self.data, self.order)
+
+    def forget(self) -> None:
+        """Give the memory that the file's part takes in this process back; it is read again when it is needed."""
+        forget(self.data)
+
     @property
     def _num_rows(self) -> int:
         return len(self.data) if self.order is None else len(self.order)
@@ -133,3 +141,4 @@ class EncodedTensor:
             # An own copy: the map is read-only, may be misaligned, and may have strided rows.
             blocks = np.array(self.data[chosen], order="C", copy=True)
             yield start, torch.from_numpy(blocks).view(-1, self.encoding.block_bytes)
+        self.forget()

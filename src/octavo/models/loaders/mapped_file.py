@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -28,3 +30,20 @@ def map_file(path: Path) -> Bytes:
         raise LoadError(f"{path}: is a directory, not a file; check the path") from None
     except OSError as error:
         raise LoadError(f"{path}: cannot be read ({error.strerror or error}); check permissions") from error
+
+
+def forget(view: Bytes) -> None:
+    """Let the process's memory for the part of a file that `view` spans go; it is mapped again when it is read.
+
+    What does not come from `map_file` is left alone.
+    """
+    root = view
+    while isinstance(root.base, np.ndarray):
+        root = root.base
+    mapping = root.base
+    if not isinstance(mapping, mmap.mmap) or not view.size or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    first, last = np.lib.array_utils.byte_bounds(view)
+    start = (first - root.ctypes.data) // mmap.PAGESIZE * mmap.PAGESIZE
+    with suppress(OSError, ValueError):  # a system that will not: the memory stays
+        mapping.madvise(mmap.MADV_DONTNEED, start, last - root.ctypes.data - start)

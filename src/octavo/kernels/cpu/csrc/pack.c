@@ -1,5 +1,9 @@
 // Weights into the layout of codes.h, and single rows out of it.
 
+#include <math.h>
+#include <stdatomic.h>
+
+#include "blocks.h"
 #include "codes.h"
 #include "pool.h"
 
@@ -17,10 +21,36 @@ INLINE place place_of(int i, int lane, int group) {
     return (place){.index = group / 8 * (i / group) + c4 / 4, .byte = 4 * lane + c4 % 4, .second = second};
 }
 
+// 16 rows' codes of a record, [lane][column], into the record, whose bytes have any content.
+INLINE void write_codes(const uint8_t codes[LANES][SPAN], int bits, int group, uint8_t *record) {
+    uint8_t words[SPAN / 4][4 * LANES]; // by fours of columns
+    for (int w = 0; w < SPAN / 4; w++)
+        for (int lane = 0; lane < LANES; lane++) memcpy(words[w] + 4 * lane, codes[lane] + 4 * w, 4);
+    if (bits == 8) {
+        memcpy(record, words, sizeof words);
+        return;
+    }
+    for (int index = 0; index < SPAN / 8; index++) {
+        const int first = index % (group / 8) + group / 4 * (index / (group / 8));
+        const uint8_t *at[2] = {words[first], words[first + group / 8]};
+        for (int i = 0; i < 64; i++) record[64 * index + i] = (at[0][i] & 15) | (at[1][i] & 15) << 4;
+        for (int plane = 0; plane < bits - 4; plane++) {
+            uint8_t *out = record + code_bytes(4) + 64 * plane + 16 * index;
+            for (int half = 0; half < 2; half++)
+                for (int i = 0; i < 8; i++) {
+                    uint64_t eight;
+                    memcpy(&eight, at[half] + 8 * i, 8);
+                    // Gathers a bit of each byte in the top byte, the lowest first.
+                    out[8 * half + i] = ((eight >> (4 + plane) & 0x0101010101010101u) * 0x0102040810204080u) >> 56;
+                }
+        }
+    }
+}
+
 typedef struct {
     const uint8_t *codes;
     const float *scales, *minima;
-    int64_t rows, columns;
+    int64_t columns;
     octavo_weight weight;
     uint8_t *out;
 } packing;
@@ -31,32 +61,26 @@ static void pack_item(void *job, int64_t first, int64_t last) {
     const int64_t bytes = record_bytes(bits, group, p->weight.has_minimum), spans = p->columns / SPAN;
     const int64_t row_groups = p->columns / group;
     const float inverse = 1.0f / p->weight.unit;
+    uint8_t codes[LANES][SPAN] = {0};
     for (int64_t tile = first; tile < last; tile++) {
+        const int64_t row = tile * LANES;
+        const int lanes = p->weight.rows - row < LANES ? (int)(p->weight.rows - row) : LANES;
         for (int64_t s = 0; s < spans; s++) {
             uint8_t *record = p->out + (tile * spans + s) * bytes;
             uint16_t *scales = (uint16_t *)(record + code_bytes(bits)), *minima = scales + groups * LANES;
-            memset(record, 0, (size_t)bytes);
-            for (int lane = 0; lane < LANES; lane++) {
-                int64_t row = tile * LANES + lane;
-                if (row >= p->rows) break;
-                const uint8_t *codes = p->codes + row * p->columns + s * SPAN;
-                for (int i = 0; i < SPAN; i++) {
-                    if (bits == 8) {
-                        record[64 * (i / 4) + 4 * lane + i % 4] = codes[i];
-                        continue;
-                    }
-                    const place at = place_of(i, lane, group);
-                    record[64 * at.index + at.byte] |= (codes[i] & 15) << (4 * at.second);
-                    for (int plane = 0; plane < bits - 4; plane++)
-                        record[code_bytes(4) + 64 * plane + 8 * (2 * at.index + at.second) + at.byte / 8] |=
-                            (codes[i] >> (4 + plane) & 1) << (at.byte % 8);
-                }
+            if (lanes < LANES) {
+                memset(codes, 0, sizeof codes);
+                memset(record, 0, (size_t)bytes);
+            }
+            for (int lane = 0; lane < lanes; lane++) {
+                memcpy(codes[lane], p->codes + (row + lane) * p->columns + s * SPAN, SPAN);
                 for (int g = 0; g < groups; g++) {
-                    int64_t at = row * row_groups + s * groups + g;
+                    int64_t at = (row + lane) * row_groups + s * groups + g;
                     scales[LANES * g + lane] = to_half(p->scales[at] * inverse);
                     if (p->weight.has_minimum) minima[LANES * g + lane] = to_half(p->minima[at] * inverse);
                 }
             }
+            write_codes(codes, bits, group, record);
         }
     }
 }
@@ -64,8 +88,135 @@ static void pack_item(void *job, int64_t first, int64_t last) {
 // codes [rows, columns] uint8, scales and minima [rows, columns / group] float32 -> `weight->data`.
 void octavo_pack(const uint8_t *codes, const float *scales, const float *minima, int64_t columns,
                  const octavo_weight *weight) {
-    packing p = {codes, scales, minima, weight->rows, columns, *weight, (uint8_t *)weight->data};
+    packing p = {codes, scales, minima, columns, *weight, (uint8_t *)weight->data};
     octavo_parallel((weight->rows + LANES - 1) / LANES, 4, pack_item, &p);
+}
+
+// ---- from a file's own blocks
+
+typedef struct {
+    const uint8_t *rows;
+    int64_t stride;
+    const int64_t *order;
+    int64_t blocks; // in a row
+    int encoding;
+    octavo_weight weight;
+    uint8_t *out;
+    _Atomic uint32_t largest; // bits of the largest |scale| or |minimum|, which are ordered like the values
+} block_packing;
+
+INLINE const uint8_t *stored_row(const block_packing *p, int64_t row) {
+    return p->rows + (p->order ? p->order[row] : row) * p->stride;
+}
+
+INLINE void find_largest(block_packing *p, int encoding, int64_t first, int64_t last) {
+    const block_form form = FORMS[encoding];
+    uint32_t largest = 0;
+    for (int64_t row = first; row < last; row++) {
+        const uint8_t *block = stored_row(p, row);
+        for (int64_t b = 0; b < p->blocks; b++, block += form.bytes) {
+            float numbers[2][MOST_GROUPS];
+            const int count = form.spans * SPAN / form.group;
+            block_numbers(encoding, block, numbers[0], numbers[1]);
+            for (int which = 0; which <= form.has_minimum; which++)
+                for (int i = 0; i < count; i++) {
+                    uint32_t bits;
+                    memcpy(&bits, &numbers[which][i], 4);
+                    bits &= 0x7fffffffu;
+                    largest = bits > largest ? bits : largest;
+                }
+        }
+    }
+    uint32_t before = atomic_load(&p->largest);
+    while (largest > before && !atomic_compare_exchange_weak(&p->largest, &before, largest)) {}
+}
+
+INLINE void pack_tiles(const block_packing *p, int encoding, int64_t first, int64_t last) {
+    const block_form form = FORMS[encoding];
+    const int bits = form.bits, group = form.group, groups = SPAN / group;
+    const int64_t bytes = record_bytes(bits, group, form.has_minimum);
+    const float inverse = 1.0f / p->weight.unit;
+    float scales[LANES][MOST_GROUPS] = {0}, minima[LANES][MOST_GROUPS] = {0};
+    uint8_t codes[LANES][SPAN] = {0};
+    for (int64_t tile = first; tile < last; tile++) {
+        const int64_t row = tile * LANES;
+        const int lanes = p->weight.rows - row < LANES ? (int)(p->weight.rows - row) : LANES;
+        if (lanes < LANES) { // what is of no row is zero
+            memset(scales, 0, sizeof scales);
+            memset(minima, 0, sizeof minima);
+            memset(codes, 0, sizeof codes);
+        }
+        const uint8_t *at[LANES];
+        for (int lane = 0; lane < lanes; lane++) at[lane] = stored_row(p, row + lane);
+        uint8_t *record = p->out + tile * p->blocks * form.spans * bytes;
+        for (int64_t b = 0; b < p->blocks; b++) {
+            for (int lane = 0; lane < lanes; lane++) block_numbers(encoding, at[lane], scales[lane], minima[lane]);
+            for (int s = 0; s < form.spans; s++, record += bytes) {
+                for (int lane = 0; lane < lanes; lane++) block_codes(encoding, at[lane], s, codes[lane]);
+                write_codes(codes, bits, group, record);
+                uint16_t *numbers = (uint16_t *)(record + code_bytes(bits));
+                for (int g = 0; g < groups; g++)
+                    for (int lane = 0; lane < LANES; lane++) {
+                        numbers[LANES * g + lane] = to_half(scales[lane][s * groups + g] * inverse);
+                        if (form.has_minimum)
+                            numbers[LANES * (groups + g) + lane] = to_half(minima[lane][s * groups + g] * inverse);
+                    }
+            }
+            for (int lane = 0; lane < lanes; lane++) at[lane] += form.bytes;
+        }
+    }
+}
+
+// `call` with the encoding as a constant.
+#define FOR_ENCODING(encoding, call)                                                                                \
+    switch (encoding) {                                                                                             \
+    case Q4_0: call(Q4_0); break;                                                                                   \
+    case Q4_1: call(Q4_1); break;                                                                                   \
+    case Q5_0: call(Q5_0); break;                                                                                   \
+    case Q5_1: call(Q5_1); break;                                                                                   \
+    case Q8_0: call(Q8_0); break;                                                                                   \
+    case Q4_K: call(Q4_K); break;                                                                                   \
+    case Q5_K: call(Q5_K); break;                                                                                   \
+    case Q6_K: call(Q6_K); break;                                                                                   \
+    }
+
+static void find_largest_item(void *job, int64_t first, int64_t last) {
+    block_packing *p = job;
+#define CALL(encoding) find_largest(p, encoding, first, last)
+    FOR_ENCODING(p->encoding, CALL)
+#undef CALL
+}
+
+static void pack_tiles_item(void *job, int64_t first, int64_t last) {
+    const block_packing *p = job;
+#define CALL(encoding) pack_tiles(p, encoding, first, last)
+    FOR_ENCODING(p->encoding, CALL)
+#undef CALL
+}
+
+// The power of two to divide by so that the largest number is near the top of float16, and few are subnormal.
+static float unit_of(uint32_t largest_bits) {
+    float largest;
+    memcpy(&largest, &largest_bits, 4);
+    if (!(largest > 0.0f && largest < INFINITY)) return 1.0f;
+    int exponent;
+    frexpf(largest, &exponent);
+    return ldexpf(1.0f, exponent - 15 > -126 ? exponent - 15 : -126); // float32 has the inverse of no smaller one
+}
+
+// Rows of encoded blocks, `stride` bytes apart, the i-th of them order[i] unless that is NULL -> `weight->data`. Sets
+// the weight's bits, group, zero, has_minimum and unit; its rows are given. Returns 0, or 1 for other encodings.
+int32_t octavo_pack_blocks(const uint8_t *rows, int64_t stride, const int64_t *order, int64_t columns, int32_t encoding,
+                           octavo_weight *weight) {
+    if (encoding < 0 || encoding >= NUM_ENCODINGS) return 1;
+    const block_form form = FORMS[encoding];
+    block_packing p = {rows, stride, order, columns / SPAN / form.spans, encoding, .out = (uint8_t *)weight->data};
+    weight->bits = form.bits, weight->group = form.group, weight->zero = form.zero, weight->has_minimum = form.has_minimum;
+    octavo_parallel(weight->rows, 64, find_largest_item, &p);
+    weight->unit = unit_of(p.largest);
+    p.weight = *weight;
+    octavo_parallel((weight->rows + LANES - 1) / LANES, 4, pack_tiles_item, &p);
+    return 0;
 }
 
 // Row `row` of the weight, decoded: 16-bit rounding of scales aside, the file's own value.
