@@ -270,7 +270,7 @@ def kernels(
 
     if not torch.cuda.is_available():
         raise InvalidRequest("kernels are measured on a CUDA device, and torch sees none; run this where there is one")
-    from octavo.bench.kernel_plot import plot_kernels
+    from octavo.bench.bandwidth_plot import draw_result
     from octavo.bench.kernel_report import cell_line, report_lines
     from octavo.bench.kernels import KernelRun, bench_kernels
 
@@ -281,7 +281,7 @@ def kernels(
         if run.cells:
             print(json.dumps(run.as_object()) if as_json else "\n".join(report_lines(run)), flush=True)
             if plot is not None:
-                plot_kernels(run, plot)
+                draw_result(run.as_object(), plot)
 
 
 @app.command("gemm")
@@ -290,9 +290,11 @@ def gemm(
         str, option("--only", help="Measure only weights whose name holds this, such as Qwen3 or down.")
     ] = "",
     rows: Annotated[str, option("--rows", help="Rows of the input, 1 to 64, comma-separated.")] = "1,2,4,8,16,32,64",
+    plot: Plot = None,
     as_json: flags.AsJson = False,
 ) -> None:
     """Products of few rows on a CUDA device: our kernels, of bfloat16 and codes, beside the library's, in one run."""
+    check_plot_flag(plot)
     counts = [int(each) if each.isdecimal() else 0 for each in rows.split(",")]
     if not all(1 <= count <= 64 for count in counts):
         raise InvalidRequest(f"the rows are {rows!r}; give numbers from 1 to 64, comma-separated")
@@ -300,6 +302,7 @@ def gemm(
 
     if not torch.cuda.is_available():
         raise InvalidRequest("products are measured on a CUDA device, and torch sees none; run this where there is one")
+    from octavo.bench.bandwidth_plot import draw_result
     from octavo.bench.gemm import CODE_FORMS, SHAPES, GemmRun, bench_gemm
     from octavo.bench.gemm_report import cell_line, report_lines
 
@@ -309,6 +312,8 @@ def gemm(
     finally:  # what ends it early, an interrupt too, loses nothing that was measured
         if run.cells:
             print(json.dumps(run.as_object()) if as_json else "\n".join(report_lines(run)), flush=True)
+            if plot is not None:
+                draw_result(run.as_object(), plot)
 
 
 @app.command("overhead")
