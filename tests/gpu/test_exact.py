@@ -11,6 +11,8 @@ from octavo.cache.storage_policy import StorageDecision
 from octavo.config import EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.loaded_model import load_model, plan_model, share_weights
+from octavo.errors import InvalidRequest
+from octavo.parity import run_parity
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
 from octavo.step_batch import StorageKind
@@ -27,7 +29,7 @@ def exact(request, tmp_path_factory):
     family, _, encoding = request.param.partition("-")
     path = tmp_path_factory.mktemp(request.param)
     if encoding:
-        path = save_gguf(path / "model.gguf", tiny_model(family), family, encoding)
+        path = save_gguf(path / "model.gguf", tiny_model(family, max_position_embeddings=1024), family, encoding)
     else:
         save_hf(path, family, max_position_embeddings=1024)
         save_tokenizer(path)
@@ -101,8 +103,11 @@ def test_generated_tokens_have_the_logits_that_they_have_in_a_prompt(exact, alon
 
 def test_dense_sequences_have_the_bits_of_paged_ones_or_are_refused(exact, alone):
     dense = StorageDecision(StorageKind.DENSE, "the test asks for it")
-    if exact.plan.config.model_type != "gemma3_text":
+    if all(spec.window is None for spec in exact.model.kv_layout(exact.plan.config)):
         assert same(answers(exact, PROMPTS, storage=dense), alone)
+        return
+    with pytest.raises(InvalidRequest, match="rings, which no exact kernel reads; use --storage paged or --no-exact"):
+        answers(exact, PROMPTS, storage=dense)
 
 
 def test_sampled_tokens_are_the_same_alone_and_batched(exact):
@@ -117,3 +122,17 @@ def test_quantised_keys_and_values_are_exact_too(exact, kv_dtype):
     want = [answers(exact, [prompt], kv_dtype=kv_dtype) for prompt in PROMPTS[:3]]
     got = answers(exact, PROMPTS[:3], kv_dtype=kv_dtype, prefill_chunk=37)
     assert same(got, ([each[0][0] for each in want], [each[1][0] for each in want]))
+
+
+def test_parity_demands_equal_bits_and_gets_them(exact):
+    arms = ["paged_b1", "dense_b1", "batch4_paged_row3", "prefill_chunk_7", "graph", "cached_prefix", "preempted"]
+    config = EngineConfig(dtype="bfloat16", device="cuda", exact=True, force=True)
+    if any(spec.window for spec in exact.model.kv_layout(exact.plan.config)):
+        arms.remove("dense_b1")
+    else:
+        arms += ["imported_snapshot", "cached_prefix_dense", "codec_q8_0"]
+    report = run_parity(exact, config, num_tokens=24, arms=arms)
+    assert report.contract == "bitwise"
+    assert [(arm.name, arm.problem) for arm in report.arms if not arm.equal] == []
+    assert {arm.name for arm in report.arms} == set(arms)
+    assert all(arm.max_logit_diff == 0.0 for arm in report.arms)

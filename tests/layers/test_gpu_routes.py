@@ -84,6 +84,20 @@ def test_the_exact_route_gives_a_row_the_same_bits_at_every_count_of_rows(shape)
     assert torch.allclose(whole_float32.cpu(), x.float().cpu() @ packed.weight.float().cpu().t(), atol=1e-3)
 
 
+@pytest.mark.parametrize("encoding", ["Q4_0", "Q4_1", "Q8_0"])
+def test_exact_codes_give_a_row_the_same_bits_at_every_count_of_rows(encoding):
+    exact = route(CodesRoute, exact=True)
+    assert exact.properties.row_invariant
+    shard = shard_of(encoding, 40, 128)
+    packed = exact.pack([shard])
+    x = torch.randn(270 if GPU else 70, 128, generator=torch.Generator().manual_seed(4)).to(DEVICE, DTYPE)
+    whole = packed.apply_float32(x)
+    for start, rows in ((0, 1), (5, 2), (11, 17), (3, 64)):
+        assert torch.equal(packed.apply_float32(x[start : start + rows]), whole[start : start + rows])
+    assert torch.allclose(whole.cpu(), x.float().cpu() @ shard.dequantize().t(), atol=5e-3)
+    assert torch.equal(packed.apply(x), whole.to(DTYPE))
+
+
 def test_a_gpu_in_16_bit_keeps_codes_unless_full_weights_are_asked_for():
     if not GPU:
         pytest.skip("torch sees no CUDA device")
