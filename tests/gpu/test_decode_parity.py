@@ -85,6 +85,7 @@ def test_a_model_goes_on_with_the_tokens_of_dense_storage(config, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     # Float32 beside attention: what differs is attention's own rounding, and best tokens are seldom so near.
     settings = {"dtype": "float32", "kv_dtype": "f16", "device": "cuda", "max_num_seqs": 4, "max_context": 2048}
+    settings |= {"num_kv_blocks": 600}
     loaded = load_random(tmp_path, EngineConfig(**settings))
     runs = []
     for storage in (StorageKind.PAGED, StorageKind.DENSE):

@@ -51,7 +51,7 @@ def load(tmp_path_factory):
 
 def run_quietly(loaded, params, **settings):
     """(steps replayed, blocks allocated of memory held, segments asked of the device) in 200 steps of four rows."""
-    given = EngineConfig(max_num_seqs=ROWS, max_context=2048, device="cuda", **settings)
+    given = EngineConfig(max_num_seqs=ROWS, max_context=2048, num_kv_blocks=400, device="cuda", **settings)
     core = EngineCore(share_weights(loaded, given, StorageDecision(StorageKind.PAGED, "the test's")), given)
     for i in range(ROWS):
         prompt = tuple((7 * j + i) % 1990 for j in range(200 + 5 * i))
