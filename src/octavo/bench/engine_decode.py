@@ -167,6 +167,7 @@ class EngineDecode:
             threads=config.threads,
             decode_lookahead=config.decode_lookahead,
             cuda_graphs=config.cuda_graphs,
+            exact=config.exact,
         )
         self.core = EngineCore(share_weights(loaded, settings, loaded.plan.storage), settings, switches=switches)
         self.steps_of_last_run: dict[str, int] = {}

@@ -129,6 +129,7 @@ class RequestEngine:
             threads=config.threads,
             decode_lookahead=config.decode_lookahead,
             cuda_graphs=config.cuda_graphs,
+            exact=config.exact,
         )
         decision = StorageDecision(StorageKind.PAGED, "the benchmark's")
         self.core = EngineCore(share_weights(loaded, settings, decision), settings)

@@ -64,6 +64,7 @@ def decode(
         str, option("--lengths", help="Least and most tokens of the requests' prompts and of their answers.")
     ] = "100-1024",
     cuda_graphs: flags.CudaGraphs = None,
+    exact: flags.Exact = None,
     device: flags.Device = "auto",
     plot: Plot = None,
     as_json: flags.AsJson = False,
@@ -86,7 +87,9 @@ def decode(
             raise InvalidRequest(
                 "random weights are made for a config; give --random-weights --config DIR, and no model"
             )
-        given = flags.EngineFlags(dtype=dtype, device=device, threads=threads, cuda_graphs=cuda_graphs).config(1)
+        given = flags.EngineFlags(
+            dtype=dtype, device=device, threads=threads, cuda_graphs=cuda_graphs, exact=exact
+        ).config(1)
         asked = None if requests is None else (requests, lengths)
         decode_random(
             config, loads, asked, new_tokens=new_tokens, rounds=repeats, config=given, plot=plot, as_json=as_json
@@ -99,9 +102,10 @@ def decode(
     from octavo.engine.hardware import choose_threads
     from octavo.store import TerminalProgress, resolve_model
 
-    checked = flags.EngineFlags(storage=storage, dtype=dtype, weights=weights, threads=threads).config(1)
+    checked = flags.EngineFlags(storage=storage, dtype=dtype, weights=weights, threads=threads, exact=exact).config(1)
     num_threads = choose_threads(checked.threads)
     passed = ["--storage", storage, "--dtype", dtype, "--weights", weights, "--threads", str(num_threads)]
+    passed += [] if exact is None else ["--exact" if exact else "--no-exact"]
     path = resolve_model(model, progress=TerminalProgress())
     result = bench_decode(
         path,
