@@ -161,8 +161,16 @@ def kinds_of_ends(rng: random.Random, greedy_text: str):
     )
 
 
-@both_storages
-@pytest.mark.parametrize("case", ["llama", "gemma3"])
+@pytest.mark.parametrize(
+    ("case", "storage"),
+    [
+        ("llama", StorageKind.DENSE),
+        ("gemma3", StorageKind.PAGED),
+        pytest.param("llama", StorageKind.PAGED, marks=pytest.mark.nightly),
+        pytest.param("gemma3", StorageKind.DENSE, marks=pytest.mark.nightly),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.value,
+)
 def test_blocks_return_to_the_start_value_at_every_idle_point(load, storage, case):  # report R031
     loaded = load(case)
     greedy_text = alone(loaded, prompt_of(30)).text

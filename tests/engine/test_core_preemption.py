@@ -14,8 +14,20 @@ LONG = SamplingParams(max_tokens=60, ignore_eos=True)
 SEEDED = SamplingParams(max_tokens=60, temperature=1.0, top_k=40, ignore_eos=True, presence_penalty=0.5)
 
 
-@pytest.mark.parametrize("params", [LONG, SEEDED], ids=["greedy", "seeded"])
-@pytest.mark.parametrize("case", ["llama", "gemma3", "mistral-window-16"])
+nightly = pytest.mark.nightly
+
+
+@pytest.mark.parametrize(
+    ("case", "params"),
+    [
+        pytest.param("llama", SEEDED, id="llama-seeded"),
+        pytest.param("gemma3", LONG, id="gemma3-greedy"),
+        pytest.param("mistral-window-16", SEEDED, id="mistral-window-16-seeded"),
+        pytest.param("llama", LONG, id="llama-greedy", marks=nightly),
+        pytest.param("gemma3", SEEDED, id="gemma3-seeded", marks=nightly),
+        pytest.param("mistral-window-16", LONG, id="mistral-window-16-greedy", marks=nightly),
+    ],
+)
 def test_preempted_requests_get_the_very_logits_they_get_alone_and_stream_nothing_twice(load, case, params):
     loaded = load(case)
     settings = {} if case == "mistral-window-16" else {"num_kv_blocks": 12}

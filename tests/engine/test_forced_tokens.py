@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -16,10 +17,11 @@ from octavo.engine.hand_off import HandOff
 from octavo.grammar_spec import GrammarSpec
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
+from octavo.step_batch import StorageKind
 from octavo.tokenizer import Tokenizer
 from tests.conftest import weights_path
 from tests.engine.broken_steps import BrokenOff, fail_once, run_through
-from tests.engine.grammar_engines import assert_same, held_to, pair, run_both
+from tests.engine.grammar_engines import GrammarDriver, assert_same, held_to, pair, run_both, run_fast
 from tests.engine.tiny_engines import STORAGES, Outcome, open_model, prompt_of
 from tests.tiny_models import EOS_TOKEN_ID
 
@@ -59,9 +61,24 @@ GRAMMARS = {
 CALLED = GRAMMARS["call"]
 
 
-@pytest.mark.parametrize("storage", STORAGES, ids=lambda s: s.value)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("case", ["llama", "gemma3", "gemma3-window-5", "llama-q4_0"])
+def by_day(*values: tuple[Any, ...]) -> list[Any]:
+    """All combinations, of which every other one is left to the night, so that any two values meet by day."""
+    places = product(*(range(len(each)) for each in values))
+    return [
+        pytest.param(*each, marks=pytest.mark.nightly if sum(place) % 2 else ())
+        for place, each in zip(places, product(*values), strict=True)
+    ]
+
+
+def as_id(value: Any) -> str | None:
+    return value.value if isinstance(value, StorageKind) else None
+
+
+@pytest.mark.parametrize(
+    ("case", "temperature", "storage"),
+    by_day(("llama", "gemma3", "gemma3-window-5", "llama-q4_0"), (0.0, 1.0), STORAGES),
+    ids=as_id,
+)
 def test_answers_in_a_batch_are_the_same_to_the_bit_and_take_fewer_steps(load, case, temperature, storage):
     fast, slow = pair(load(case), storage, max_num_seqs=4, max_batch_tokens=48, prefill_chunk=16)
     for driver in (fast, slow):
@@ -76,8 +93,7 @@ def test_answers_in_a_batch_are_the_same_to_the_bit_and_take_fewer_steps(load, c
     assert fast.num_steps < slow.num_steps
 
 
-@pytest.mark.parametrize("storage", STORAGES, ids=lambda s: s.value)
-@pytest.mark.parametrize("codec", ["q8_0", "q4_0", "turbo4"])
+@pytest.mark.parametrize(("codec", "storage"), by_day(("q8_0", "q4_0", "turbo4"), STORAGES), ids=as_id)
 def test_narrow_keys_and_values_are_the_same_to_the_bit(load, codec, storage):
     fast, _ = run_both(load("gemma3-window-5"), held_to(GRAMMARS["list"]), storage, kv_dtype=codec)
     assert fast.num_forced > 0
@@ -86,7 +102,7 @@ def test_narrow_keys_and_values_are_the_same_to_the_bit(load, codec, storage):
 @pytest.mark.parametrize("storage", STORAGES, ids=lambda s: s.value)
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_alone_each_token_that_is_forced_saves_a_step(load, name, storage):
-    for seed in range(3):
+    for seed in (0, 1) if storage is StorageKind.PAGED else (2,):
         fast, slow = run_both(load(), held_to(GRAMMARS[name]), storage, seed=seed)
         assert fast.num_forced > 0 and fast.num_steps == slow.num_steps - fast.num_forced
 
@@ -121,7 +137,7 @@ def test_max_tokens_may_end_in_the_middle_of_what_is_forced(load):
     whole, _ = run_both(load(), held_to(CALLED))
     tokens = whole.outcomes["a"].token_ids
     for most in range(1, len(tokens), 2):
-        fast, _ = run_both(load(), held_to(CALLED, max_tokens=most))
+        fast = run_fast(load(), held_to(CALLED, max_tokens=most))
         outcome = fast.outcomes["a"]
         assert (outcome.finish_reason, outcome.token_ids) == ("length", tokens[:most])
 
@@ -131,7 +147,7 @@ def test_the_context_may_end_in_the_middle_of_what_is_forced(load):
     tokens = whole.outcomes["a"].token_ids
     for most in range(1, len(tokens), 3):
         storage = STORAGES[most % 2]
-        fast, _ = run_both(load(), held_to(CALLED, max_tokens=None), storage, max_context=7 + most)
+        fast = run_fast(load(), held_to(CALLED, max_tokens=None), storage, max_context=7 + most)
         outcome = fast.outcomes["a"]
         assert (outcome.finish_reason, outcome.token_ids) == ("length", tokens[:most])
 
@@ -165,13 +181,12 @@ def test_an_end_that_is_forced_takes_no_step(load):
         assert outcome.token_ids[-1] in ends and (3 in fast.sampled["a"]) is not is_forced
 
 
-@pytest.mark.parametrize("case", ["llama", "gemma3"])
-@pytest.mark.parametrize("context", [64, 80])
+@pytest.mark.parametrize(("case", "context"), by_day(("llama", "gemma3"), (64, 80)))
 def test_a_context_is_shifted_at_the_same_token(load, case, context):
     endless = GrammarSpec.json_schema({**LIST, "minItems": 40, "maxItems": 60})
-    params = held_to(endless, max_tokens=200)
+    params = held_to(endless, max_tokens=150)
     fast, slow = run_both(load(case), params, max_context=context, context_limit_policy="shift", keep=16)
-    assert len(fast.outcomes["a"].token_ids) == 200 and fast.num_steps < slow.num_steps
+    assert len(fast.outcomes["a"].token_ids) == 150 and fast.num_steps < slow.num_steps
 
 
 @pytest.mark.parametrize("storage", STORAGES, ids=lambda s: s.value)
@@ -239,15 +254,26 @@ def test_a_token_of_which_no_text_can_be_made_ends_its_request_alone(load, place
     assert fast.outcomes["b"].finish_reason == "stop"
 
 
-@pytest.mark.parametrize("storage", STORAGES, ids=lambda s: s.value)
+def with_two_lists(loaded, storage, fast_forward: bool) -> GrammarDriver:
+    driver = GrammarDriver(loaded, storage, fast_forward=fast_forward, max_num_seqs=2)
+    for seed in (1, 2):
+        driver.add(str(seed), prompt_of(9 * seed), held_to(GRAMMARS["list"]), seed)
+    return driver
+
+
+@pytest.fixture(scope="module", params=STORAGES, ids=lambda s: s.value)
+def undisturbed(request, load) -> tuple[StorageKind, GrammarDriver]:
+    """Two lists, a step for each of their tokens, none of which fails."""
+    slow = with_two_lists(load("gemma3-window-5"), request.param, fast_forward=False)
+    slow.run()
+    return request.param, slow
+
+
 @pytest.mark.parametrize("failing", range(2, 7))
 @pytest.mark.parametrize(("part", "failure"), [("runner.forward", BrokenOff), ("_steps._sampler.draw", RuntimeError)])
-def test_a_step_of_forced_tokens_that_fails_is_done_again(load, storage, part, failing, failure, monkeypatch):
-    fast, slow = pair(load("gemma3-window-5"), storage, max_num_seqs=2)
-    for driver in (fast, slow):
-        for seed in (1, 2):
-            driver.add(str(seed), prompt_of(9 * seed), held_to(GRAMMARS["list"]), seed)
-    slow.run()
+def test_a_step_of_forced_tokens_that_fails_is_done_again(load, undisturbed, part, failing, failure, monkeypatch):
+    storage, slow = undisturbed
+    fast = with_two_lists(load("gemma3-window-5"), storage, fast_forward=True)
     fail_once(monkeypatch, fast.core, part, failing, failure)
     assert run_through(fast) == (failure is BrokenOff)
     fast.assert_idle()
@@ -362,7 +388,7 @@ def lark(draw) -> str:
     return "start: " + " ".join(parts)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     grammar=lark(),
     storage=st.sampled_from(STORAGES),
@@ -380,7 +406,7 @@ def test_any_small_grammar_gives_the_same_either_way(load, grammar, storage, cas
 
 
 @pytest.mark.weights
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.nightly), 1.0])
 def test_a_real_model_answers_the_same_in_fewer_steps(temperature):
     loaded = open_model(weights_path("smollm2"))
     fast, slow = pair(loaded, max_num_seqs=2)

@@ -50,7 +50,7 @@ def poison(driver: Driver) -> None:
 @pytest.mark.parametrize("storage", list(StorageKind), ids=lambda kind: kind.value)
 def test_each_of_many_concurrent_conversations_has_the_bits_it_has_alone(loaded, storage):
     rng = random.Random(f"leaks {storage.value}")
-    requests = conversations(rng)
+    requests = conversations(random.Random("leaks"))
     settings = {"num_kv_blocks": 40} if storage is StorageKind.PAGED else {}
     driver = Driver(loaded, storage, max_context=128, max_num_seqs=5, max_batch_tokens=40, prefill_chunk=24, **settings)
     poison(driver)

@@ -113,6 +113,9 @@ class Driver:
         pool.check_integrity()
 
 
+_answers: dict[tuple[object, ...], list[tuple[LoadedModel, SamplingParams, Outcome]]] = {}
+
+
 def alone(
     loaded: LoadedModel,
     prompt: Sequence[int],
@@ -121,7 +124,13 @@ def alone(
     seed: int = 0,
     choice: int = 0,
 ) -> Outcome:
-    """The same request with an engine to itself, prefilled whole."""
+    """The same request with an engine to itself, prefilled whole. It is computed once, so leave it as it is."""
+    known = _answers.setdefault((id(loaded), tuple(prompt), storage, seed, choice), [])
+    for _, asked, outcome in known:
+        if asked == params:
+            return outcome
     driver = Driver(loaded, storage, max_num_seqs=1, prefix_cache=False)
     driver.add("alone", prompt, params, seed, choice)
-    return driver.run()["alone"]
+    outcome = driver.run()["alone"]
+    known.append((loaded, params, outcome))  # the model is kept, so that no other can have its id
+    return outcome
