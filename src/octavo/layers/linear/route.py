@@ -114,13 +114,15 @@ def choose_route(
     """`auto` keeps quantised weights as the file has them where there is a kernel for that, in 16-bit compute.
 
     There `full` keeps all weights in the compute dtype; on a CPU `int8` and `int4` take torch's kernels for narrow
-    weights. On a GPU `exact` takes forms that are row-invariant; a CPU's 16-bit routes all are.
+    weights. On a GPU `exact` takes forms that are row-invariant. A CPU's 16-bit routes all are,
+    unless it is False, which permits one that is faster for prompts.
     Raises `InvalidRequest` for a choice that no tensor could take.
     """
     from octavo.layers.linear.affine_route import AffineRoute
     from octavo.layers.linear.dense_route import DenseRoute
     from octavo.layers.linear.int4_route import Int4Route
     from octavo.layers.linear.int8_route import Int8Route
+    from octavo.layers.linear.prompt_route import PromptRoute
     from octavo.layers.linear.tiled_route import TiledRoute
 
     sixteen_bit_cpu = device.type == "cpu" and dtype != torch.float32
@@ -136,7 +138,8 @@ def choose_route(
         return _gpu_routes(weights, dtype, device, exact=exact is True)
     if weights == "auto" and sixteen_bit_cpu:
         if library.load().functions is not None:
-            return RouteChoice(AffineRoute(), full)
+            faster = exact is False and dtype == torch.bfloat16 and PromptRoute.is_faster()
+            return RouteChoice(PromptRoute() if faster else AffineRoute(), full)
         if dtype == torch.bfloat16:
             return RouteChoice(Int4Route(dtype), full)
     return RouteChoice(full, full)
