@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo.cache.spec import LayerSpec
+from octavo.kernels.cpu.blocks import AttentionWeights
 from octavo.kernels.rows import HeadNorms, HeadWeights, Rotation
 from octavo.layers.linear import Linear
 from octavo.layers.norm import RMSNorm
@@ -49,6 +50,14 @@ class Attention:
         if q_norm is not None and k_norm is not None:
             norms = HeadNorms(q_norm.weight, k_norm.weight, q_norm.eps)
         self._weights = HeadWeights(norms, qkv_proj.bias)
+
+    @property
+    def compiled(self) -> AttentionWeights | None:
+        """The weights, if all are the compiled kernels' and nothing is rounded between them."""
+        qkv, o = self._qkv_proj.affine_product, self._o_proj.affine
+        if qkv is None or o is None or self._dtype != torch.float32:
+            return None
+        return AttentionWeights(qkv, o, self._weights.bias, self._weights.norms)
 
     def __call__(self, x: Tensor, rotation: Rotation, cache: AttentionCache) -> Tensor:
         """x [T, H] -> [T, H] in float32 or the compute dtype. Norms, rotation and attention are float32."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from octavo.kernels.cpu.blocks import FeedForwardWeights
 from octavo.kernels.rows import Activation
 from octavo.layers.linear import Linear
 
@@ -19,6 +20,13 @@ class GatedMLP:
         self._activation: Activation = activation
         gate_up_codes, down_codes = gate_up.affine, down.affine
         self._codes = None if gate_up_codes is None or down_codes is None else (gate_up_codes, down_codes)
+
+    @property
+    def compiled(self) -> FeedForwardWeights | None:
+        """The weights, if all are the compiled kernels'."""
+        if self._codes is None:
+            return None
+        return FeedForwardWeights(*self._codes, gelu=self._activation == "gelu_tanh")
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H] in float32 or the compute dtype."""

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from octavo.cache.spec import LayerSpec
+from octavo.kernels.cpu.blocks import BlockWeights
 from octavo.kernels.rows import Rotation
 from octavo.layers.attention import Attention, AttentionCache
+from octavo.layers.few_tokens import FewTokens, block_weights
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope_scaling import RopeScaling
@@ -19,6 +21,7 @@ from octavo.models.inputs import ForwardInputs
 from octavo.models.llama import attention_spec
 from octavo.models.weights import WeightSource
 
+_ROTATIONS = ("full_attention", "sliding_attention")
 _NORM_OFFSET = 1.0  # Gemma multiplies by 1 + weight
 
 
@@ -32,6 +35,11 @@ class Gemma3Block:
         self._attention = attention
         self._mlp = mlp
         self._input_norm, self._post_attention_norm, self._pre_mlp_norm, self.post_mlp_norm = norms
+
+    def compiled(self, rotation: int) -> BlockWeights | None:
+        """See `FewTokens`."""
+        norms = self._input_norm, self._post_attention_norm, self._pre_mlp_norm, self.post_mlp_norm
+        return block_weights(self._attention, self._mlp, norms, rotation)
 
     def __call__(
         self, x: Tensor, y: Tensor | None, y_norm: RMSNorm | None, rotation: Rotation, cache: AttentionCache
@@ -54,6 +62,13 @@ class Gemma3ForCausalLM:
         self._layer_types = config.layer_types
         self._blocks = [_block(config, weights, i, spec) for i, spec in enumerate(self.kv_layout(config))]
         self._norm = weights.norm("model.norm", config.rms_norm_eps, offset=_NORM_OFFSET)
+        self._few = FewTokens(
+            [
+                block.compiled(_ROTATIONS.index(kind))
+                for block, kind in zip(self._blocks, self._layer_types, strict=True)
+            ],
+            self._norm,
+        )
         local_theta = config.rope_theta if config.rope_local_theta is None else config.rope_local_theta
         limit, device = config.max_position_embeddings, weights.device
         self._rotary = {
@@ -72,6 +87,9 @@ class Gemma3ForCausalLM:
     def forward(self, inputs: ForwardInputs, cache: AttentionCache) -> Tensor:
         x = self._embed(inputs.token_ids)
         rotation = {kind: rotary.at(inputs.positions, inputs.limit) for kind, rotary in self._rotary.items()}
+        few = self._few.run(x, [rotation[kind] for kind in _ROTATIONS], cache)
+        if few is not None:
+            return few
         y, y_norm = None, None
         for block, kind in zip(self._blocks, self._layer_types, strict=True):
             y = block(x, y, y_norm, rotation[kind], cache)

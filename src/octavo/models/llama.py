@@ -7,8 +7,10 @@ from typing import ClassVar
 from torch import Tensor
 
 from octavo.cache.spec import LayerSpec
+from octavo.kernels.cpu.blocks import BlockWeights
 from octavo.kernels.rows import Rotation
 from octavo.layers.attention import Attention, AttentionCache
+from octavo.layers.few_tokens import FewTokens, block_weights
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rotary import Rotary
@@ -29,6 +31,11 @@ class LlamaBlock:
         self._mlp_norm = mlp_norm
         self._mlp = mlp
 
+    @property
+    def compiled(self) -> BlockWeights | None:
+        """See `FewTokens`."""
+        return block_weights(self._attention, self._mlp, (self._input_norm, None, self._mlp_norm, None))
+
     def __call__(self, x: Tensor, y: Tensor | None, rotation: Rotation, cache: AttentionCache) -> Tensor:
         """Adds to x [T, H] in place: first y, if anything. Returns what is to be added next."""
         attended = self._attention(self._input_norm.after_(x, y), rotation, cache)
@@ -45,6 +52,7 @@ class LlamaForCausalLM:
         self._embed, self._head = weights.embedding_and_head(tied=config.tie_word_embeddings)
         self._blocks = [self._block(config, weights, i, spec) for i, spec in enumerate(self.kv_layout(config))]
         self._norm = weights.norm("model.norm", config.rms_norm_eps)
+        self._few = FewTokens([block.compiled for block in self._blocks], self._norm)
         self._rotary = Rotary(
             config.head_dim, config.rope_theta, config.rope_scaling, config.max_position_embeddings, weights.device
         )
@@ -78,6 +86,9 @@ class LlamaForCausalLM:
     def forward(self, inputs: ForwardInputs, cache: AttentionCache) -> Tensor:
         x = self._embed(inputs.token_ids)
         rotation = self._rotary.at(inputs.positions, inputs.limit)
+        few = self._few.run(x, (rotation,), cache)
+        if few is not None:
+            return few
         y = None
         for block in self._blocks:
             y = block(x, y, rotation, cache)

@@ -59,7 +59,7 @@ class CompiledAttention:
         self._spec = spec
         self._block_size = block_size
         self._gather_reason = gather_reason
-        self._kernel = AttentionKernel(spec.num_q_heads, spec.num_kv_heads, spec.scale, spec.window, spec.softcap)
+        self.kernel = AttentionKernel(spec.num_q_heads, spec.num_kv_heads, spec.scale, spec.window, spec.softcap)
         self._scratch = Scratch(spec, torch.device("cpu"))
 
     @staticmethod
@@ -77,6 +77,11 @@ class CompiledAttention:
         if any(rows.for_kernels() is None for rows in one_row):
             return f"no fused kernel for {k_codec.name} keys and {v_codec.name} values"
         return AttentionKernel.refusal(spec.num_q_heads, spec.num_kv_heads, spec.k_dim, spec.v_dim)
+
+    @property
+    def has_equal_widths(self) -> bool:
+        """Whether one projection can give keys and values."""
+        return self._spec.k_dim == self._spec.v_dim
 
     def plan(self, batch: StepBatch, group: int, tables: list[BlockTable]) -> CompiledPlan:
         written, direct, rings, staged, routes = [], [], [], [], []
@@ -120,7 +125,7 @@ class CompiledAttention:
         return plan.routes
 
     def compute(self, plan: CompiledPlan, store: LayerStore, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        kernel = self._kernel
+        kernel = self.kernel
         out = torch.empty(plan.num_tokens, self._spec.num_q_heads, self._spec.v_dim)
         q, k, v = _packed_heads(q), _packed_heads(k), _packed_heads(v)
         keys, values = store.kernel_blocks
@@ -152,13 +157,13 @@ class CompiledAttention:
     ) -> Tensor | None:
         """See `GroupAttention`."""
         step, spec = plan.single, self._spec
-        if step is None or spec.k_dim != spec.v_dim:
+        if step is None or not self.has_equal_widths:
             return None
         biased = qkv if weights.bias is None else qkv + weights.bias
         heads = biased.float().contiguous().view(plan.num_tokens, -1, spec.k_dim)
         out = torch.empty(plan.num_tokens, spec.num_q_heads, spec.v_dim)
         keys, values = store.kernel_ring if step is plan.rings else store.kernel_blocks
-        self._kernel.run_qkv(heads, (rotation.cos, rotation.sin), weights.norms, keys, values, step, out, store.sinks)
+        self.kernel.run_qkv(heads, (rotation.cos, rotation.sin), weights.norms, keys, values, step, out, store.sinks)
         return out.to(dtype)
 
     def _staged_ring(self, row: StepRow, q0: int, window: int) -> StagedRow:

@@ -15,6 +15,7 @@ from octavo.cache.refusals import InvalidArgument
 from octavo.cache.sequence import SequenceState
 from octavo.cache.spec import CacheGroup, LayerSpec
 from octavo.errors import EngineFault, InvalidRequest
+from octavo.kernels.cpu.blocks import AttentionCall
 from octavo.kernels.rows import HeadWeights, Rotation, split_heads
 from octavo.kernels.step_staging import StepStaging
 from octavo.step_batch import BlockCopy, StepBatch, StepRow, StorageKind
@@ -26,15 +27,10 @@ from octavo.storage.fused_attention import FusedAttention
 from octavo.storage.group_attention import GroupAttention
 from octavo.storage.hand_off import GroupMover, check_codecs
 from octavo.storage.layer_store import KVRows, LayerStore
+from octavo.storage.layers_call import LayersCall
 from octavo.storage.ring_state import RingState, read_rings, write_rings
 from octavo.storage.route import RouteCounts, RouteSwitches
-from octavo.storage.shift import (
-    InverseFrequencies,
-    check_codec,
-    check_frequencies,
-    check_row,
-    rotate_back,
-)
+from octavo.storage.shift import InverseFrequencies, check_codec, check_frequencies, check_row, rotate_back
 from octavo.storage.snapshot import KVSnapshot, ModelIdentity
 from octavo.storage.undo import DecodeLookahead, UndoLog
 
@@ -92,6 +88,7 @@ class KVCache:
                 self._layers[layer] = LayerStore(blocks, ring, codecs)
             store = self._layers[group.layers[0]]
             self._attention.append(_group_attention(group.spec, store, block_size, device, switches, self.staging))
+        self._call = LayersCall(self._attention, self._layers, self._group_of)
         self._fused = [attention for attention in self._attention if isinstance(attention, FusedAttention)]
         self._without_sinks = {layer for group in groups if group.spec.sink_logits for layer in group.layers}
         self._rings = {
@@ -129,6 +126,7 @@ class KVCache:
         owned = sinks.detach().to(self._device, torch.float32, copy=True).contiguous()
         self._layers[layer] = replace(store, sinks=owned)
         self._without_sinks.discard(layer)
+        self._call.forget()
 
     def plan(self, batch: StepBatch) -> None:
         """Make the step's copies of blocks, route its rows and count the routes. Valid until the next call.
@@ -220,6 +218,10 @@ class KVCache:
             return attended
         q, k, v = split_heads(qkv, spec.num_q_heads, spec.num_kv_heads, spec.k_dim, rotation, weights)
         return self.attend(layer, q, k, v).to(dtype)
+
+    def attention_call(self) -> AttentionCall | None:
+        """`attend_qkv` of all layers as a part of one call, see `CallableCache`."""
+        return self._call.of(self._plans)
 
     def _made_copies(self, row: StepRow) -> set[int]:
         """Serials of those made for the row's sequence, by a step that failed too. To make one again would bring back

@@ -100,7 +100,7 @@ class AttentionKernel:
         self._functions = functions
         self._num_kv_heads = num_kv_heads
         self._heads = library.Heads(num_q_heads, num_kv_heads, window or 0, scale, softcap or 0.0)
-        self._pointer = ctypes.addressof(self._heads)
+        self.pointer = ctypes.addressof(self._heads)
 
     @staticmethod
     def refusal(num_q_heads: int, num_kv_heads: int, k_dim: int, v_dim: int) -> str | None:
@@ -140,7 +140,7 @@ class AttentionKernel:
             v.pointer,
             step.pointer,
             step.count,
-            self._pointer,
+            self.pointer,
             library.pointer(sinks),
             out.data_ptr(),
         )
@@ -176,7 +176,7 @@ class AttentionKernel:
             v.pointer,
             step.pointer,
             step.count,
-            self._pointer,
+            self.pointer,
             library.pointer(sinks),
             out.data_ptr(),
         )

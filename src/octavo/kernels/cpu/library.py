@@ -111,6 +111,13 @@ _PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
         c_int32,
         (c_void_p, c_int64, c_int64, c_void_p, c_int32, c_int64, c_int32, c_void_p, c_int32, c_void_p),
     ),
+    "octavo_blocks": (
+        c_int32,
+        (
+            *(c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64),
+            *(c_void_p, c_float, c_void_p),
+        ),
+    ),
     "octavo_instructions": (ctypes.c_char_p, ()),
 }
 

@@ -44,8 +44,8 @@ class PackedAffine:
             part.data, part.bits = at, each
             matrix.pack_into(part)
             at += size
-        self._pointer = ctypes.addressof(self._parts)
-        self._num_parts = len(self._parts)
+        self.pointer = ctypes.addressof(self._parts)
+        self.num_parts = len(self._parts)
 
     def multiply(self, x: Tensor) -> Tensor:
         """x [T, K] -> x Wᵀ [T, N] float32."""
@@ -54,8 +54,8 @@ class PackedAffine:
         num_tokens = x.shape[0]
         y = torch.empty(num_tokens, self.num_rows)
         failed = self._linear(
-            self._pointer,
-            self._num_parts,
+            self.pointer,
+            self.num_parts,
             self.num_columns,
             x.data_ptr(),
             self.num_columns,
@@ -77,12 +77,12 @@ class PackedAffine:
             x.data_ptr(),
             x.shape[0],
             self.num_columns,
-            self._pointer,
-            self._num_parts,
+            self.pointer,
+            self.num_parts,
             down.num_columns,
             int(gelu),
-            down._pointer,
-            down._num_parts,
+            down.pointer,
+            down.num_parts,
             y.data_ptr(),
         )
         if failed:
@@ -92,7 +92,7 @@ class PackedAffine:
     def lookup(self, ids: Tensor) -> Tensor:
         """Rows `ids` [T] int64 of a single matrix -> [T, K] float32."""
         rows = torch.empty(len(ids), self.num_columns)
-        self._lookup(self._pointer, self.num_columns, ids.data_ptr(), len(ids), rows.data_ptr())
+        self._lookup(self.pointer, self.num_columns, ids.data_ptr(), len(ids), rows.data_ptr())
         return rows
 
 

@@ -23,6 +23,11 @@ class Linear:
         """The weight, if it is one of the compiled kernels' and nothing is added to the product."""
         return self._weight.packed if self.bias is None and isinstance(self._weight, AffineWeight) else None
 
+    @property
+    def affine_product(self) -> PackedAffine | None:
+        """`affine`, whatever is added to the product."""
+        return self._weight.packed if isinstance(self._weight, AffineWeight) else None
+
     def __call__(self, x: Tensor) -> Tensor:
         """x [T, K] float32 or the compute dtype, contiguous -> [T, N] in either; float32 where there is a bias."""
         y = self._weight.apply(x)
