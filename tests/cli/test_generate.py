@@ -7,8 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from octavo import LLM, SamplingParams
+from octavo.engine.hardware import instruction_set
 from octavo.tokenizer import Tokenizer
 from tests.cli.conftest import Run
 from tests.paged_routes import paged_routes
@@ -69,7 +71,7 @@ def test_text_is_the_answer_and_one_newline_and_what_was_chosen_is_said_once(oct
     assert done.out == answer("-p", "The harbour", *RAW)["text"] + "\n"
     (line,) = done.err.splitlines()
     assert line.startswith("octavo: llama (llama), ")
-    for chosen in ("on cpu, 1 thread,", "weights", "dense storage", "K/V", "context 1024"):
+    for chosen in ("on cpu (", "), 1 thread,", "weights", "dense storage", "K/V", "context 1024"):
         assert chosen in line
 
 
@@ -77,7 +79,16 @@ def test_text_is_the_answer_and_one_newline_and_what_was_chosen_is_said_once(oct
 def test_the_dtype_that_was_chosen_is_named(octavo, model, dtype):
     done = octavo("generate", "-m", model, "-p", "x", "-n", "1", "--dtype", dtype)
     assert done.status == 0
-    assert f"llama (llama), {dtype} on cpu" in done.err
+    assert f"llama (llama), {dtype} on cpu ({instruction_set(torch.device('cpu'))}), " in done.err
+    assert done.err.endswith(", not exact\n" if dtype == "float32" else ", exact\n")
+
+
+def test_exact_results_are_declined_or_refused_where_they_cannot_be(octavo, model):
+    declined = octavo("generate", "-m", model, "-p", "x", "-n", "1", "--dtype", "bfloat16", "--no-exact")
+    assert declined.err.endswith(", not exact\n")
+    refused = octavo("generate", "-m", model, "-p", "x", "-n", "1", "--dtype", "float32", "--exact")
+    assert (refused.status, refused.out) == (2, "")
+    assert "float32 products on cpu depend on the number of rows; use --dtype bfloat16" in refused.err
 
 
 def test_an_answer_without_text_is_an_empty_line(octavo, model, tmp_path):
