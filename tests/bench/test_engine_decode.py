@@ -63,6 +63,15 @@ def test_steps_are_counted_while_every_sequence_decodes(directory):
         assert seconds > 0
 
 
+def test_blocks_are_read_even_by_a_model_that_would_be_kept_dense_for_one_sequence(directory):
+    one = EngineConfig(device="cpu", dtype="float32", threads=1, max_num_seqs=1, storage="dense")
+    engine = EngineDecode(load_random(directory, one), parse_loads("3x40")[0], one, 10)
+    for _ in range(2):
+        tokens, steps, _ = engine.run(10)
+        assert (tokens, steps) == (27, 9)  # all begin at once, beside what is cached of the run before
+    assert "dense" not in engine.core.runner.cache.routes.by_route()
+
+
 def test_a_run_has_a_cell_for_each_load_and_tells_when_the_first_token_came(directory):
     run = EngineDecodeRun(directory, parse_loads("1x9,2x4"), 6, 2, ON_CPU)
     lines = []

@@ -18,11 +18,13 @@ from octavo.bench.percentiles import Spread
 from octavo.bench.random_model import RandomCheckpoint
 from octavo.bench.stamp import environment_stamp
 from octavo.bench.stream_limit import kv_bytes, weight_bytes
+from octavo.cache.storage_policy import StorageDecision
 from octavo.config import EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.loaded_model import LoadedModel, load_model, plan_checkpoint, share_weights
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
+from octavo.step_batch import StorageKind
 from octavo.storage.route import RouteSwitches
 
 _WARM_UP = 8  # tokens of each request, so that kernels are compiled and graphs recorded before anything is timed
@@ -169,7 +171,8 @@ class EngineDecode:
             cuda_graphs=config.cuda_graphs,
             exact=config.exact,
         )
-        self.core = EngineCore(share_weights(loaded, settings, loaded.plan.storage), settings, switches=switches)
+        decision = StorageDecision(StorageKind.PAGED, "the benchmark's")
+        self.core = EngineCore(share_weights(loaded, settings, decision), settings, switches=switches)
         self.steps_of_last_run: dict[str, int] = {}
         rng, vocab_size = random.Random(0), loaded.plan.config.vocab_size
         self._prompts = [tuple(rng.randrange(vocab_size) for _ in range(length)) for length in load.lengths]
