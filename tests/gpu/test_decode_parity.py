@@ -45,7 +45,7 @@ GEMMA = CONFIG | {
     "num_key_value_heads": 1,
     "num_hidden_layers": 6,
     "sliding_window": 128,
-    "query_pre_attn_scalar": 256,
+    "query_pre_attn_scalar": 256 * 16,  # its norms' weights are 2 here: scores are as spread as in a trained model
     "rope_local_base_freq": 10000.0,
     "hidden_activation": "gelu_pytorch_tanh",
 }
@@ -113,7 +113,7 @@ def test_a_model_goes_on_with_the_tokens_of_dense_storage(config, tmp_path):
         assert len(mine) == STEPS
         same = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=True)) if a != b), STEPS - 1) + 1
         difference = (logits[name][:same] - expected[name][:same]).abs().max()
-        assert difference < 2e-3 * expected[name].std() + 1e-3, (name, same, float(difference))
+        assert difference < 5e-3 * expected[name].std(), (name, same, float(difference), float(expected[name].std()))
         if same < STEPS:  # a near tie may fall the other way
             best = expected[name][same - 1].topk(2).values
             assert best[0] - best[1] < 2 * difference + 1e-3
