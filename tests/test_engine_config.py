@@ -91,3 +91,11 @@ def test_a_budget_and_a_number_of_blocks_exclude_each_other():
     assert EngineConfig(kv_budget=1 << 30).kv_budget == 1 << 30
     with pytest.raises(InvalidRequest, match=r"kv budget is 1000 bytes and num kv blocks is 8.*only one"):
         EngineConfig(kv_budget=1000, num_kv_blocks=8)
+
+
+def test_steps_are_as_large_as_suits_the_device_unless_somebody_says_so():
+    cpu, gpu = (EngineConfig().on(device) for device in ("cpu", "cuda"))
+    assert (cpu.batch_tokens, cpu.chunk_tokens) == (2048, 512)
+    assert (gpu.batch_tokens, gpu.chunk_tokens) == (8192, 2048)
+    assert EngineConfig(max_batch_tokens=100).on("cuda").chunk_tokens == 100
+    assert EngineConfig(prefill_chunk=7).on("cuda").on("cpu").chunk_tokens == 7

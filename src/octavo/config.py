@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from octavo.errors import InvalidRequest, shown
@@ -11,7 +11,9 @@ from octavo.errors import InvalidRequest, shown
 BLOCK_SIZES = (16, 32, 64)
 MAX_COUNT = 2**31 - 1  # of tokens, sequences, blocks or threads
 MAX_BYTES = 2**63 - 1
-_MAY_BE_ABSENT = ("max_context", "num_kv_blocks", "threads")
+# Of a step, and of one prompt in it, by type of device. A GPU's step has a fixed price, so few large ones are cheaper.
+STEP_TOKENS = {"cpu": (2048, 512), "cuda": (8192, 2048)}
+_MAY_BE_ABSENT = ("max_context", "max_batch_tokens", "prefill_chunk", "num_kv_blocks", "threads")
 _SIZE = re.compile(r"([0-9]{1,20}) ?(|[KMG]i?B)")
 _UNITS = {"": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 StorageChoice = Literal["auto", "dense", "paged"]
@@ -28,9 +30,10 @@ class EngineConfig:
     `max_context=None` takes the model's own limit; `kv_budget=None` sizes the K/V pool from free memory, else it is the
     bytes that K/V takes in all; `num_kv_blocks` asks for that many blocks instead, so only one of the two may be given.
     `prefix_cache`: paged requests share the K/V of common beginnings. `threads=None` takes what the cgroup allows.
-    `prefill_chunk` and `max_batch_tokens` are tokens per step; where tokens being generated fill the steps, prompts get
-    a quarter of every `prefill_grant_interval`-th. At the context limit a request ends, or with
-    `context_limit_policy` `shift` forgets the older half of its tokens, but the first `keep`, and goes on.
+    `prefill_chunk` and `max_batch_tokens` are tokens per step, None as many as suit the device (see `on`); where tokens
+    being generated fill the steps, prompts get a quarter of every `prefill_grant_interval`-th. At the context limit a
+    request ends, or with `context_limit_policy` `shift` forgets the older half of its tokens, but the first `keep`, and
+    goes on.
     `decode_lookahead` gives the device a decode step before the tokens of the one before are read; None does so where
     the device computes while the host goes on. Answers do not depend on it. `cuda_graphs` records decode steps of a
     CUDA device and replays them, None where that serves; answers do not depend on that either. `fast_forward` takes
@@ -43,8 +46,8 @@ class EngineConfig:
     block_size: int = 16
     max_context: int | None = None
     max_num_seqs: int = 8
-    max_batch_tokens: int = 2048
-    prefill_chunk: int = 512
+    max_batch_tokens: int | None = None
+    prefill_chunk: int | None = None
     prefill_grant_interval: int = 4
     num_kv_blocks: int | None = None
     kv_budget: int | None = None
@@ -101,6 +104,27 @@ class EngineConfig:
                 )
         self._check_context_limit()
         self._check_budget()
+
+    def on(self, device_type: str) -> EngineConfig:
+        """The same for a device of this type, with the numbers of tokens that suit it."""
+        batch, chunk = STEP_TOKENS[device_type]
+        return replace(
+            self,
+            max_batch_tokens=batch if self.max_batch_tokens is None else self.max_batch_tokens,
+            prefill_chunk=chunk if self.prefill_chunk is None else self.prefill_chunk,
+        )
+
+    @property
+    def batch_tokens(self) -> int:
+        """Most tokens of a step, prompts and answers together. Only of a config that is `on` a device."""
+        assert self.max_batch_tokens is not None, "a config is for a device"
+        return self.max_batch_tokens
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Most tokens of one sequence in a step. Only of a config that is `on` a device."""
+        assert self.prefill_chunk is not None, "a config is for a device"
+        return min(self.prefill_chunk, self.batch_tokens)
 
     def _check_context_limit(self) -> None:
         _choice("context limit policy", self.context_limit_policy, ("stop", "shift"))

@@ -15,7 +15,7 @@ from octavo.cache.spec import LayerSpec, group_layers
 from octavo.config import EngineConfig
 from octavo.engine.ledger import Ledger, plan_memory
 from octavo.engine.resident import Resident
-from octavo.engine.working_memory import Serving, append_tokens
+from octavo.engine.working_memory import Serving
 from octavo.errors import CapacityError
 from octavo.models.config import ModelConfig, RopeScaling
 from octavo.step_batch import StorageKind
@@ -54,7 +54,7 @@ class Case:
 
     def pool(self, ledger: Ledger) -> CachePool:
         groups, config = group_layers(self.layout), self.config
-        append = append_tokens(config)
+        append = config.on("cpu").chunk_tokens
         return CachePool(groups, config.block_size, ledger.num_blocks, config.max_num_seqs, max_append_tokens=append)
 
 

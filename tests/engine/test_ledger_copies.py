@@ -89,10 +89,10 @@ def test_a_context_shift_takes_no_more_than_its_scratch(loaded, monkeypatch, kee
     driver = Driver(loaded, max_context=256, **settings)
     driver.add("a", prompt_of(250), SamplingParams(max_tokens=20, ignore_eos=True))
     driver.run()
-    said = shift_bytes(groups_of(loaded), EngineConfig(**settings), 256)
+    said = shift_bytes(groups_of(loaded), EngineConfig(**settings).on("cpu"), 256)
     assert len(peaks) >= len(groups_of(loaded))
     assert 0.4 * said < max(peaks) <= said
-    assert shift_bytes(groups_of(loaded), EngineConfig(), 256) == 0
+    assert shift_bytes(groups_of(loaded), EngineConfig().on("cpu"), 256) == 0
 
 
 @pytest.mark.parametrize("codecs", [("f16", "f16"), ("q8_0", "turbo4")])
@@ -134,7 +134,7 @@ def test_room_for_an_export_is_set_aside_where_one_is_asked_for(path, loaded):
 )
 @pytest.mark.parametrize("keep", [0, 96])
 def test_the_scratch_of_a_longer_context_is_never_smaller(loaded, spec, keep):
-    config = EngineConfig(context_limit_policy="shift", keep=keep)
+    config = EngineConfig(context_limit_policy="shift", keep=keep).on("cpu")
     groups = group_layers([spec, spec])
     serving = Serving(StorageKind.PAGED, (CODECS["f16"], CODECS["f16"]), CPU)
     sizes = [

@@ -48,9 +48,14 @@ ContextLimit = Annotated[
 ]
 Keep = Annotated[int, option("--keep", help="Tokens at the front that a shift never forgets; whole blocks.")]
 MaxBatchTokens = Annotated[
-    int, option("--max-batch-tokens", help="Most tokens in a step, prompts and answers together.")
+    int | None,
+    option(
+        "--max-batch-tokens", help="Most tokens in a step, prompts and answers together (default: 2048; on a GPU 8192)."
+    ),
 ]
-PrefillChunk = Annotated[int, option("--prefill-chunk", help="Most tokens of one prompt in a step.")]
+PrefillChunk = Annotated[
+    int | None, option("--prefill-chunk", help="Most tokens of one prompt in a step (default: 512; on a GPU 2048).")
+]
 PrefillGrantInterval = Annotated[
     int,
     option("--prefill-grant-interval", help="Where answers fill the steps, prompts get a part of every n-th."),
@@ -95,8 +100,8 @@ class EngineFlags:
     prefix_cache: PrefixCache = True
     context_limit_policy: ContextLimit = "stop"
     keep: Keep = 0
-    max_batch_tokens: MaxBatchTokens = 2048
-    prefill_chunk: PrefillChunk = 512
+    max_batch_tokens: MaxBatchTokens = None
+    prefill_chunk: PrefillChunk = None
     prefill_grant_interval: PrefillGrantInterval = 4
     device: Device = "auto"
     cuda_graphs: CudaGraphs = None

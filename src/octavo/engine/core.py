@@ -61,6 +61,7 @@ class EngineCore:
         `switches` stand in for the environment's.
         """
         plan = loaded.plan
+        config = config.on(plan.device.type)
         self.loaded = loaded
         self.storage = plan.storage.kind
         self.ledger: Ledger = plan.ledger
@@ -70,7 +71,7 @@ class EngineCore:
             config.block_size,
             self.ledger.num_blocks,
             config.max_num_seqs,
-            max_append_tokens=min(config.prefill_chunk, config.max_batch_tokens),
+            max_append_tokens=config.chunk_tokens,
             prefix=PrefixOptions(
                 bytes_per_block=tuple(group.bytes_per_token * config.block_size for group in self.ledger.groups),
                 snapshot_limit_bytes=self.ledger.snapshot_bytes,
@@ -97,8 +98,8 @@ class EngineCore:
         self.profiler = StepProfiler(plan.device.type)
         self._scheduler = Scheduler(
             self.pool,
-            config.max_batch_tokens,
-            config.prefill_chunk,
+            config.batch_tokens,
+            config.chunk_tokens,
             self.storage,
             prefix_cache=config.prefix_cache,
             prefill_grant_interval=config.prefill_grant_interval,
@@ -107,7 +108,7 @@ class EngineCore:
         masks = MaskWorkers(plan.config.vocab_size)
         self._forced: ForcedTokens | None = None
         if config.fast_forward and plan.is_row_invariant:
-            self._forced = ForcedTokens(self._scheduler, masks, config.max_batch_tokens)
+            self._forced = ForcedTokens(self._scheduler, masks, config.batch_tokens)
         self._live: dict[str, LiveRequest] = {}
         self._steps = StepRunner(
             self.runner,

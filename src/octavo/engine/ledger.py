@@ -17,7 +17,6 @@ from octavo.engine.resident import Resident
 from octavo.engine.working_memory import (
     Serving,
     activation_bytes,
-    append_tokens,
     are_compiled,
     graph_bytes,
     workspace_bytes,
@@ -137,7 +136,7 @@ def plan_memory(
     Raises `CapacityError` with both numbers if the model does not fit, not even with one block of K/V, or if what was
     asked for explicitly does not. Raises `InvalidRequest` for `num_kv_blocks` of a model without an unbounded layer.
     """
-    groups = group_layers(layout)
+    groups, config = group_layers(layout), config.on(serving.device.type)
     return _Planner(model, groups, config, serving, are_compiled(groups, serving), resident, available).plan()
 
 
@@ -175,7 +174,7 @@ class _Planner:
             serving.codecs,
             serving.storage,
             config.block_size,
-            append_tokens(config),
+            config.chunk_tokens,
             snapshots=config.prefix_cache,
             keep=config.keep,
         )

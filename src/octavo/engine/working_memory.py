@@ -45,12 +45,7 @@ class Serving:
 
 def step_tokens(config: EngineConfig, max_context: int) -> int:
     """Most tokens of one step."""
-    return min(config.max_batch_tokens, config.max_num_seqs * min(config.prefill_chunk, max_context))
-
-
-def append_tokens(config: EngineConfig) -> int:
-    """Most tokens of one sequence in one step."""
-    return min(config.prefill_chunk, config.max_batch_tokens)
+    return min(config.batch_tokens, config.max_num_seqs * min(config.chunk_tokens, max_context))
 
 
 def workspace_bytes(
@@ -127,7 +122,7 @@ def shift_bytes(groups: Sequence[CacheGroup], config: EngineConfig, max_context:
     widest = 0
     for group in groups:
         spec = group.spec
-        rows = left if spec.window is None else min(left, spec.window - 1 + append_tokens(config))
+        rows = left if spec.window is None else min(left, spec.window - 1 + config.chunk_tokens)
         widest = max(widest, rows * spec.num_kv_heads * spec.k_dim * 4)
     return int(widest * _ROTATED * _FRAGMENTATION)
 
@@ -166,7 +161,7 @@ def _span(group: CacheGroup, config: EngineConfig, max_context: int) -> int:
     window = group.spec.window
     if window is None:
         return -(-max_context // KEY_CHUNK) * KEY_CHUNK
-    reach = min(max_context, window - 1 + append_tokens(config))
+    reach = min(max_context, window - 1 + config.chunk_tokens)
     return (-(-reach // KEY_CHUNK) + 1) * KEY_CHUNK
 
 
@@ -177,7 +172,7 @@ def _copied_bytes(group: CacheGroup, config: EngineConfig, serving: Serving, max
     if serving.storage is StorageKind.PAGED:  # blocks are collected before they are decoded
         beside = span * wider
     else:  # the tokens of a chunk pass through the codec before they go to a ring
-        beside = 0 if spec.window is None else 2 * min(append_tokens(config), max_context) * wider
+        beside = 0 if spec.window is None else 2 * min(config.chunk_tokens, max_context) * wider
     return span * spec.num_kv_heads * (spec.k_dim + spec.v_dim) * 4 + beside
 
 
