@@ -48,6 +48,11 @@ class DeviceTables:
                     self._changed.append(begin + places)
         return np.array(slots, dtype=np.int64) * span
 
+    def stored_rows(self, begins: NDArray[np.int64], columns: NDArray[np.int64], block_size: int) -> NDArray[np.int64]:
+        """Stored row of one column of each table, where these begin as `update` said."""
+        ids: NDArray[np.int64] = self._ids[begins + columns // block_size].astype(np.int64)
+        return ids * block_size + columns % block_size
+
     def stage(self, staging: StepStaging) -> None:
         """Put what has changed among what is sent; again, if it never was."""
         if self._changed:

@@ -158,9 +158,15 @@ class FusedAttention:
             kernel = self._exact
             self._exact.plan(_chunks(placed, tables, padding), fixed=True)
         spare = [self._spare_row + i % self._block_size for i in range(padding)]
-        stored = self._staging.put(np.concatenate((_stored_rows(rows, theirs, group), np.array(spare, dtype=np.int64))))
-        routes = tuple([self._route(row) for row in rows])
-        return FusedPlan(num_rows, stored, None, (kernel,), None, None, routes)
+        if any(table.skip for table in theirs):
+            places = _stored_rows(rows, theirs, group)
+        else:
+            positions = np.array([row.start - row.rope_offset for row in rows])
+            places = self._tables.stored_rows(begins, positions, self._block_size)
+        stored = self._staging.put(np.concatenate((places, np.array(spare, dtype=np.int64))))
+        kinds = {row.storage: row for row in rows}
+        routes = {storage: self._route(row) for storage, row in kinds.items()}
+        return FusedPlan(num_rows, stored, None, (kernel,), None, None, tuple([routes[row.storage] for row in rows]))
 
     def stage(self) -> None:
         """Put the rest of what a step needs, whose size says nothing of its launches, among what is sent."""
@@ -262,8 +268,10 @@ class FusedAttention:
         """Plan rows of one or a few tokens, and `padding` more that see nothing."""
         from octavo.kernels.triton.decode_plan import DecodeRows, first_visible
 
-        stop = _padded([row.rope_stop for row in placed.rows], padding)
-        counts = _padded([row.num_tokens for row in placed.rows], padding)
+        tokens = [len(row.token_ids) for row in placed.rows]
+        counts = _padded(tokens, padding)
+        starts = _padded([row.start - row.rope_offset for row in placed.rows], padding)
+        stop = starts + counts
         keep, skip = _gaps(placed.rows, tables, padding)
         columns = stop if keep is None or skip is None else stop + np.where(stop > keep, skip, 0)
         ends_of_first = np.maximum(columns - counts + 1, 0) if len(counts) else columns

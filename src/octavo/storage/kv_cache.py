@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -174,8 +175,8 @@ class KVCache:
         for fused in self._fused:
             fused.apply()
         for attention, plan in zip(self._attention, self._plans, strict=True):
-            for route, reason in attention.routes(plan):
-                self.routes.add(route, reason)
+            for (route, reason), rows in groupby(attention.routes(plan)):
+                self.routes.add(route, reason, len(list(rows)))
 
     def _prepare(self, batch: StepBatch) -> None:
         """What comes before a step is planned, whatever its routes. Raises as `plan` does."""

@@ -27,8 +27,8 @@ class RouteCounts:
 
     counts: Counter[tuple[Route, str]] = field(default_factory=Counter)
 
-    def add(self, route: Route, reason: str) -> None:
-        self.counts[route, reason] += 1
+    def add(self, route: Route, reason: str, rows: int = 1) -> None:
+        self.counts[route, reason] += rows
 
     def by_route(self) -> dict[str, int]:
         totals: Counter[str] = Counter()

@@ -118,14 +118,14 @@ class UndoLog:
                 for saved in self._saved:
                     saved.record([row.slot for row in singles], [row.start for row in singles])
         for row in batch.rows:
-            state = self._slots[row.slot]
-            if self._saved is None or row.num_tokens != 1:
+            state, num_tokens = self._slots[row.slot], len(row.token_ids)
+            if self._saved is None or num_tokens != 1:
                 state.undoable = 0
             elif row.generation != state.generation or row.start != state.written:
                 state.undoable = 1
             else:
                 state.undoable = min(DEPTH, state.undoable + 1)
-            state.generation, state.storage, state.written = row.generation, row.storage, row.stop
+            state.generation, state.storage, state.written = row.generation, row.storage, row.start + num_tokens
 
     def rewind(self, slots: Sequence[int], n: int) -> None:
         """Take back the last `n` steps of each slot, newest first. Raises `InvalidArgument`, having changed nothing."""
