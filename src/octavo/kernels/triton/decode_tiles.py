@@ -66,6 +66,16 @@ _SETTINGS = {
     (4, 256): HeadSettings(Setting(DecodeTile(64, 4, 2), 264, 384), long=_NARROW),
 }
 
+# The same for codes.
+_CODES = {
+    (8, 64): HeadSettings(Setting(DecodeTile(32, 1, 1), 1584, 1584)),
+    (8, 128): HeadSettings(Setting(DecodeTile(32, 1, 1), 1056, 1056)),
+    (8, 256): HeadSettings(Setting(DecodeTile(16, 1, 1), 528, 528), long=Setting(DecodeTile(16, 1, 1), 1056, 1056)),
+    (4, 64): HeadSettings(Setting(DecodeTile(32, 1, 1), 2112, 2112)),
+    (4, 128): HeadSettings(Setting(DecodeTile(16, 1, 1), 2112, 2112)),
+    (4, 256): HeadSettings(Setting(DecodeTile(16, 1, 1), 528, 528), long=Setting(DecodeTile(16, 1, 1), 1056, 1056)),
+}
+
 LEAST_CHUNK = 64
 # Where sequences of differing lengths alone come near what the card holds at once: how often to cut an average one.
 _RAGGED_CUTS = 8
@@ -76,13 +86,17 @@ def exact_tile(dim: int, bits: int) -> DecodeTile:
     return _settings(dim, bits).usual.tile
 
 
-def choose(dim: int, bits: int, num_kv_heads: int, lengths: NDArray[np.int64]) -> tuple[DecodeTile, int, int]:
+def choose(
+    dim: int, bits: int, num_kv_heads: int, lengths: NDArray[np.int64], codes: bool = False
+) -> tuple[DecodeTile, int, int]:
     """Tile, chunk length and most chunks for sequences that see `lengths` columns, stored in `bits` per element.
+
+    `codes` is for the kernel that `decode_codes.py` has.
 
     How many chunks there may be depends on the number of `lengths`, those of 0 too, and on the kind of load; not on how
     long they are.
     """
-    settings = _settings(dim, bits)
+    settings = _settings(dim, bits, codes)
     seen = lengths[lengths > 0]
     if not len(seen):
         return settings.usual.tile, LEAST_CHUNK, 0
@@ -102,5 +116,5 @@ def choose(dim: int, bits: int, num_kv_heads: int, lengths: NDArray[np.int64]) -
     return setting.tile, chunk_length(seen, most, LEAST_CHUNK), most
 
 
-def _settings(dim: int, bits: int) -> HeadSettings:
-    return _SETTINGS[bits, 64 if dim <= 64 else 128 if dim <= 128 else 256]
+def _settings(dim: int, bits: int, codes: bool = False) -> HeadSettings:
+    return (_CODES if codes else _SETTINGS)[bits, 64 if dim <= 64 else 128 if dim <= 128 else 256]

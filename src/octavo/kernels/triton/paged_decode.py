@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ from octavo.kernels.triton.decode_tiles import DecodeTile, choose, exact_tile
 
 _CODECS = {"f32": 0, "f16": 0, "bf16": 0, "q8_0": 1, "q4_0": 2}
 _BITS = {"q8_0": 8, "q4_0": 4}
+CODE_ROWS = 8  # of queries in a program of the kernel for codes
 _WORDS = 3  # from here on, codes are read as 32-bit words: see `words.py`
 _MOST_ITEMS = 65_535  # of one launch: CUDA's limit of a grid's second dimension
 
@@ -37,6 +39,7 @@ _MOST_ITEMS = 65_535  # of one launch: CUDA's limit of a grid's second dimension
 # of values of unit size.
 _PRECISE_BELOW = 64
 _PRECISE_BELOW_QUANTISED = 512  # scaled codes are rounded too
+_PRECISE_BELOW_CODES = 128  # where that goes for values only
 _PRECISE_BELOW_BF16 = 2048
 
 
@@ -98,7 +101,7 @@ class Geometry:
     """All of a step that its launches depend on, and so what a captured graph fixes.
 
     `queries` are the most query rows of a sequence, `items` and `rows` the sizes of the work list. The second launch
-    is only there for `merges`.
+    is only there for `merges`; `codes` is the first one's form for quantised K and V.
     """
 
     queries: int
@@ -107,6 +110,7 @@ class Geometry:
     merges: bool
     gaps: bool
     precise: bool
+    codes: bool
     tile: DecodeTile
 
 
@@ -132,7 +136,8 @@ class PagedDecode:
         self._fixed = False
         self._work: WorkList | None = None
         self._tile = exact_tile(self._dim, spec.bits)
-        self.geometry = Geometry(1, 0, 0, False, False, True, self._tile)
+        self._codes_kernel = _codes_kernel(spec, device)
+        self.geometry = Geometry(1, 0, 0, False, False, True, False, self._tile)
 
     def plan(
         self,
@@ -154,22 +159,23 @@ class PagedDecode:
         queries = int(rows.num_queries.max(initial=1))
         if spec.exact:
             rows, queries = one_row_each(rows, spec.window), 1
-        chosen = tile is not None or chunk is not None
+        if precise is None:
+            precise = spec.exact or self._is_short(rows, queries)
+        codes = self._codes_kernel is not None and not precise and queries * spec.group <= CODE_ROWS
+        chosen = tile is not None or chunk is not None or self.geometry.codes != codes
         continues = not chosen and self._work is not None and self._fixed == fixed and self._continues(rows, capacity)
         if continues and self._work is not None and self._work.advance(rows):
             self.plans_reused += 1
         else:
-            best_tile, best_chunk, most = self._choose(rows)
+            best_tile, best_chunk, most = self._choose(rows, codes)
             self._work = build_work_list(rows, chunk=chunk or best_chunk, exact=spec.exact, capacity=capacity)
             if fixed:
                 self._work = self._work.padded(self._fixed_capacity(self._work, most))
             self._tile, self._fixed = tile or best_tile, fixed
             self.plans_built += 1
         self._rows, work = rows, self._work
-        if precise is None:
-            precise = spec.exact or self._is_short(rows, queries)
         self.geometry = Geometry(
-            queries, len(work.items), len(work.merges), work.num_slots > 0, rows.has_gaps, precise, self._tile
+            queries, len(work.items), len(work.merges), work.num_slots > 0, rows.has_gaps, precise, codes, self._tile
         )
         self._upload(work, queries)
         return work
@@ -186,32 +192,21 @@ class PagedDecode:
 
         Waits for nothing and allocates nothing. Sequences that see nothing get zeros, query rows of none nothing.
         """
-        spec, geometry, tile = self.spec, self.geometry, self.geometry.tile
+        spec, geometry = self.spec, self.geometry
         items = self._step
         merges = items[geometry.items * ITEM_FIELDS :]
         gaps = merges[geometry.rows * MERGE_FIELDS :]
-        tile_rows = 16 if spec.exact else _tile_rows(geometry.queries * spec.group, spec.v_dim)
-        query_tiles = -(-geometry.queries * spec.group // tile_rows)
         # Without a merge in between, programs that begin early would spread unevenly over the room that these leave.
         dependent = self._dependent and geometry.merges
-        forms = [
-            _form(codec, dim, geometry.precise)
-            for codec, dim in ((spec.k_codec, spec.k_dim), (spec.v_codec, spec.v_dim))
-        ]
-        codes = [
-            rows.data.view(torch.int32) if form >= _WORDS else rows.data
-            for rows, form in zip((k, v), forms, strict=True)
-        ]
+        kernel, planes, tile_rows, form = self._codes_form(k, v) if geometry.codes else self._split_form(k, v)
         for first in range(0, geometry.items, _MOST_ITEMS):
             count = min(_MOST_ITEMS, geometry.items - first)
-            decode_split[(spec.num_kv_heads, count, query_tiles)](
+            kernel[(spec.num_kv_heads, count, -(-geometry.queries * spec.group // tile_rows))](
                 q,
                 out,
                 self._partial,
                 self._lse,
-                *codes,
-                k.data if k.scales is None else k.scales,
-                v.data if v.scales is None else v.scales,
+                *planes,
                 table,
                 items[first * ITEM_FIELDS :],
                 gaps,
@@ -226,19 +221,11 @@ class PagedDecode:
                 DK=spec.k_dim,
                 DV=spec.v_dim,
                 BLOCK_SIZE=spec.block_size,
-                BLOCK_M=tile_rows,
-                BLOCK_N=tile.block_n,
-                K_CODEC=forms[0],
-                V_CODEC=forms[1],
                 HAS_WINDOW=spec.window is not None,
                 HAS_GAPS=geometry.gaps,
                 HAS_SINKS=sinks is not None,
-                FAST=self._device.type == "cuda" and torch.version.cuda is not None,
-                PRECISE=geometry.precise,
                 DEPENDENT=dependent,
-                STAGES=tile.num_stages,
-                num_warps=tile.num_warps,
-                num_stages=tile.num_stages,
+                **form,
                 **({"launch_pdl": True} if dependent else {}),
             )
         if geometry.merges:
@@ -260,11 +247,59 @@ class PagedDecode:
                 **({"launch_pdl": True} if dependent else {}),
             )
 
-    def _choose(self, rows: DecodeRows) -> tuple[DecodeTile, int, int]:
+    def _split_form(self, k: StoredRows, v: StoredRows) -> tuple[Any, list[Tensor], int, dict[str, Any]]:
+        """The kernel for every codec, how it sees K and V, its query rows in a tile, and its own settings."""
+        spec, geometry, tile = self.spec, self.geometry, self.geometry.tile
+        forms = [
+            _form(codec, dim, geometry.precise)
+            for codec, dim in ((spec.k_codec, spec.k_dim), (spec.v_codec, spec.v_dim))
+        ]
+        codes = [
+            rows.data.view(torch.int32) if form >= _WORDS else rows.data
+            for rows, form in zip((k, v), forms, strict=True)
+        ]
+        planes = [*codes, k.data if k.scales is None else k.scales, v.data if v.scales is None else v.scales]
+        tile_rows = 16 if spec.exact else _tile_rows(geometry.queries * spec.group, spec.v_dim)
+        return (
+            decode_split,
+            planes,
+            tile_rows,
+            {
+                "BLOCK_M": tile_rows,
+                "BLOCK_N": tile.block_n,
+                "K_CODEC": forms[0],
+                "V_CODEC": forms[1],
+                "FAST": self._device.type == "cuda" and torch.version.cuda is not None,
+                "PRECISE": geometry.precise,
+                "STAGES": tile.num_stages,
+                "num_warps": tile.num_warps,
+                "num_stages": tile.num_stages,
+            },
+        )
+
+    def _codes_form(self, k: StoredRows, v: StoredRows) -> tuple[Any, list[Tensor], int, dict[str, Any]]:
+        """The same of the kernel for codes."""
+        spec, tile = self.spec, self.geometry.tile
+        assert k.scales is not None
+        assert v.scales is not None
+        planes = [k.data.view(torch.int32), v.data.view(torch.int32), k.scales.view(torch.int32), v.scales]
+        return (
+            self._codes_kernel,
+            planes,
+            CODE_ROWS,
+            {
+                "SUBS": tile.block_n // 16,
+                "K_CODEC": _CODECS[spec.k_codec],
+                "V_CODEC": _CODECS[spec.v_codec],
+                "num_warps": tile.num_warps,
+            },
+        )
+
+    def _choose(self, rows: DecodeRows, codes: bool) -> tuple[DecodeTile, int, int]:
         """Tile, chunk length, and most chunks."""
         if self.spec.exact:
             return exact_tile(self._dim, self.spec.bits), EXACT_CHUNK, 0
-        return choose(self._dim, self.spec.bits, self.spec.num_kv_heads, rows.lengths)
+        return choose(self._dim, self.spec.bits, self.spec.num_kv_heads, rows.lengths, codes)
 
     def _fixed_capacity(self, work: WorkList, most: int) -> int:
         """Items to launch for a work list of at most `most` chunks, whatever lengths its sequences have."""
@@ -292,6 +327,8 @@ class PagedDecode:
         least = _PRECISE_BELOW
         if "bf16" in (self.spec.k_codec, self.spec.v_codec):
             least = _PRECISE_BELOW_BF16
+        elif self._codes_kernel is not None and queries * self.spec.group <= CODE_ROWS:
+            least = _PRECISE_BELOW_CODES
         elif self.spec.bits < 16:
             least = _PRECISE_BELOW_QUANTISED
         lengths = rows.lengths
@@ -316,6 +353,19 @@ def _form(codec: str, dim: int, precise: bool) -> int:
     form = _CODECS[codec]
     wide = dim & (dim - 1) == 0 and dim >= (64 if codec == "q8_0" else 128)
     return form + 2 if form and wide and not precise else form
+
+
+def _codes_kernel(spec: DecodeSpec, device: torch.device) -> Any:
+    """The kernel for quantised K and V where there is one: on NVIDIA's matrix units since Ampere, from whole words."""
+    if device.type != "cuda" or torch.version.cuda is None or torch.cuda.get_device_capability(device) < (8, 0):
+        return None
+    if spec.exact or spec.bits == 16 or not {spec.k_dim, spec.v_dim} <= {64, 128, 256}:
+        return None
+    if spec.k_codec not in _BITS or spec.v_codec not in _BITS:
+        return None
+    from octavo.kernels.triton.decode_codes import decode_codes
+
+    return decode_codes
 
 
 def _tile_rows(rows: int, dim: int) -> int:

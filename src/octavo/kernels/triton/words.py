@@ -11,13 +11,9 @@ import triton.language as tl
 
 # Two words (in $IN0 and $IN1) give a pair of codes per byte. A code c under 0x64 as upper byte is the float16 1024 + c,
 # one of upper half-bytes 1024 + 16 c; whole numbers subtract exactly, and a product with the scale is rounded once.
-_Q8_HEAD = """
-    xor.b32 a, $4, 0x80808080;
-    xor.b32 b, $5, 0x80808080;
-"""
 _Q8_BYTE = """
-    prmt.b32 t, a, b, SELECT;
-    lop3.b32 t, t, 0x00ff00ff, 0x64006400, 0xEA;
+    prmt.b32 t, $4, $5, SELECT;
+    lop3.b32 t, t, 0x00ff00ff, 0x64806480, 0x6A;
     sub.rn.f16x2 t, t, bias;
     mul.rn.f16x2 $LOWER, t, $6;
 """
@@ -32,19 +28,19 @@ _Q4_BYTE = """
 """
 
 
-def _assembly(head: str, byte: str, bias: str) -> str:
+def _assembly(byte: str, bias: str) -> str:
     lines = ["{ .reg .b32 a, b, t, bias, sixteenth, offset;", f"mov.b32 bias, {bias};"]
-    lines += ["mov.b32 sixteenth, 0x2C002C00;", "mov.b32 offset, 0xD480D480;", head]
+    lines += ["mov.b32 sixteenth, 0x2C002C00;", "mov.b32 offset, 0xD480D480;"]
     for j in range(4):
         select = f"0x0{4 + j}0{j}"
         lines.append(byte.replace("SELECT", select).replace("LOWER", str(j)).replace("UPPER", str(4 + j)))
     return "\n".join([*lines, "}"])
 
 
-_Q8_ASM = tl.constexpr(_assembly(_Q8_HEAD, _Q8_BYTE, "0x64806480"))
-_Q4_ASM = tl.constexpr(_assembly("", _Q4_BYTE, "0x64086408"))
-_Q8_REGISTERS = tl.constexpr(",".join(["=&r"] * 4 + ["r"] * 3))
-_Q4_REGISTERS = tl.constexpr(",".join(["=&r"] * 8 + ["r"] * 4))
+Q8_ASM = tl.constexpr(_assembly(_Q8_BYTE, "0x64806480"))
+Q4_ASM = tl.constexpr(_assembly(_Q4_BYTE, "0x64086408"))
+Q8_REGISTERS = tl.constexpr(",".join(["=&r"] * 4 + ["r"] * 3))
+Q4_REGISTERS = tl.constexpr(",".join(["=&r"] * 8 + ["r"] * 4))
 _FOUR = tl.constexpr((tl.float16,) * 4)
 _EIGHT = tl.constexpr((tl.float16,) * 8)
 
@@ -67,7 +63,7 @@ def load_words(
         scale = _scales(scale_ptr, rows, mask, HEADS * GROUPS, GROUPS, WIDTH)
         if FAST:
             codes = tl.reshape(words, scale.shape)
-            values = tl.inline_asm_elementwise(_Q8_ASM, _Q8_REGISTERS, [codes, scale], _FOUR, True, 2)
+            values = tl.inline_asm_elementwise(Q8_ASM, Q8_REGISTERS, [codes, scale], _FOUR, True, 2)
             for j in tl.static_range(4):
                 parts = parts + (tl.reshape(values[j], words.shape),)
         else:
@@ -79,7 +75,7 @@ def load_words(
         high = _scales(scale_ptr + GROUPS // 2, rows, mask, HEADS * GROUPS, GROUPS // 2, WIDTH)
         if FAST:
             codes = tl.reshape(words, low.shape)
-            values = tl.inline_asm_elementwise(_Q4_ASM, _Q4_REGISTERS, [codes, low, high], _EIGHT, True, 2)
+            values = tl.inline_asm_elementwise(Q4_ASM, Q4_REGISTERS, [codes, low, high], _EIGHT, True, 2)
             for j in tl.static_range(8):
                 parts = parts + (tl.reshape(values[j], words.shape),)
         else:
