@@ -7,8 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import torch
 from sampler_cases import random_logits, row, sample
 
+from octavo.engine.sampler import Sampler
+from octavo.engine.sampling_logprobs import ScoredTokens, scored_tokens
+from octavo.engine.sampling_workspace import Workspace
 from octavo.outputs import TokenLogprobs
 
 
@@ -56,3 +60,29 @@ def test_more_logprobs_than_tokens_give_every_token() -> None:
 def test_the_logprob_of_a_certain_token_is_zero_and_of_a_masked_one_minus_infinity() -> None:
     found = sample([[0.0, -math.inf]], row(logprobs=2)).logprobs[0]
     assert found == TokenLogprobs(0, 0.0, ((0, 0.0), (1, -math.inf)))
+
+
+def test_scores_are_the_same_after_one_copy_of_words() -> None:
+    logits = torch.tensor([[0.0, -math.inf, 2.5], [1.0, 1.0, -7.0]])
+    scored = scored_tokens(logits, torch.tensor([0, 2]), [2, 100], Workspace(torch.device("cpu")))
+    told = scored.told()
+    assert [len(each.top) for each in told] == [2, 3]
+    assert ScoredTokens.told_of(scored.words().tolist(), scored.num_top) == told
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+def test_a_gpu_tells_of_the_rows_that_ask_and_of_none_that_failed() -> None:
+    logits = torch.tensor(random_logits(4, 1021))
+    logits[2, 5] = math.nan
+    rows = [row(logprobs=3), row(temperature=1.0), row(logprobs=2), row(logprobs=0, temperature=0.7, seed=3)]
+    found = Sampler(1021, "cuda").sample(logits.cuda(), rows)
+    expected = Sampler(1021, "cpu").sample(logits, rows)
+    assert found.token_ids == expected.token_ids and found.errors == expected.errors
+    for mine, theirs in zip(found.logprobs, expected.logprobs, strict=True):
+        assert (mine is None) == (theirs is None)
+        if mine is not None and theirs is not None:
+            assert (mine.token_id, [i for i, _ in mine.top]) == (theirs.token_id, [i for i, _ in theirs.top])
+            assert [mine.logprob, *(v for _, v in mine.top)] == pytest.approx(
+                [theirs.logprob, *(v for _, v in theirs.top)], abs=2e-6
+            )

@@ -24,12 +24,12 @@ pytestmark = [
 ]
 
 STEPS, ROWS = 200, 4
-# Log-probabilities are not among them: they are read once the tokens are there, which the host waits for once more.
 KINDS = {
     "greedy": {},
     "drawn": {"temperature": 0.8},
     "ranked": {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.01},
     "penalised": {"temperature": 0.8, "repetition_penalty": 1.1},
+    "logprobs": {"logprobs": 2},
 }
 
 

@@ -14,7 +14,7 @@ from octavo.engine.read_back import HostTokens, ReadBack
 from octavo.engine.sampling_adjustments import adjust, needs_adjustment
 from octavo.engine.sampling_device import divisor_of, draw_settings
 from octavo.engine.sampling_filters import filters, keep_mask, shortlist
-from octavo.engine.sampling_logprobs import token_logprobs
+from octavo.engine.sampling_logprobs import ScoredTokens, scored_tokens
 from octavo.engine.sampling_mask import MaskTable, TokenMasks
 from octavo.engine.sampling_random import TokenNoise, row_key
 from octavo.engine.sampling_workspace import Workspace, to_device
@@ -55,13 +55,15 @@ class DrawnTokens:
     """A sampling that may still be under way on its device: `token_ids` int64 `[R]` there, -1 for a row with an error.
 
     `logits` are those that were given, which log-probabilities are told of; None where no row asks for any. `on_host`
-    are the token ids on their way to the host, where they are not there already.
+    are the token ids on their way to the host, where they are not there already, and `scores` the log-probabilities of
+    rows that ask for any (`ScoredTokens.words`).
     """
 
     token_ids: Tensor
     logits: Tensor | None
     rows: Sequence[SamplerRow]
     on_host: HostTokens | None = None
+    scores: HostTokens | None = None
 
 
 class Sampler:
@@ -79,7 +81,7 @@ class Sampler:
         self._workspace = Workspace(self._device)
         self._noise = TokenNoise(vocab_size, self._workspace)
         self._masks = MaskTable(self._device, self._workspace)
-        self._read_back = ReadBack()
+        self._read_back, self._scores_back = ReadBack(), ReadBack()
 
     def sample(self, logits: Tensor, rows: Sequence[SamplerRow], masks: TokenMasks | None = None) -> SampleResult:
         """`draw`, and `read` what came of it."""
@@ -102,7 +104,7 @@ class Sampler:
         if served(self._device, self._vocab_size):
             settings = draw_settings(rows, self._vocab_size, self._device)
             return self.drawn(draw_tokens(adjusted, self._noise.hashes, settings), rows, logits)
-        best, token_ids = adjusted.max(dim=1)  # NaN wins over every number; the first of equals is taken
+        best, token_ids = row_best(adjusted)
         sound = best.isfinite()
         for part in self._parts([i for i, row in enumerate(rows) if not row.params.greedy]):
             few = masks.few(part[0], self._vocab_size) if masks is not None and self._device.type == "cpu" else None
@@ -120,15 +122,21 @@ class Sampler:
         """
         if self._device.type == "cpu":
             return DrawnTokens(token_ids.clone(), logits, rows)
-        return DrawnTokens(token_ids, logits, rows, self._read_back.start(token_ids))
+        on_host = self._read_back.start(token_ids)
+        if logits is None or not (asking := _asking(rows)):
+            return DrawnTokens(token_ids, logits, rows, on_host)
+        # A row with an error has no token to look up; nothing is told of it.
+        wanted = _take(token_ids, asking).clamp_min(0)
+        scored = scored_tokens(_take(logits, asking), wanted, _counts(rows, asking), self._workspace)
+        return DrawnTokens(token_ids, logits, rows, on_host, self._scores_back.start(scored.words()))
 
     @torch.no_grad()
     def read(self, drawn: DrawnTokens) -> SampleResult:
-        """Wait for the tokens, and once more for log-probabilities, of the logits as given, if a row asks for any."""
+        """Wait for the tokens and, if a row asks for any, for the log-probabilities of the logits as given."""
         host_ids: list[int] = drawn.token_ids.tolist() if drawn.on_host is None else drawn.on_host.wait()
         return SampleResult(
             host_ids,
-            self._logprobs(drawn.logits, drawn.token_ids, host_ids, drawn.rows),
+            self._logprobs(drawn, host_ids),
             [None if token_id >= 0 else _fault(drawn.rows[i]) for i, token_id in enumerate(host_ids)],
         )
 
@@ -144,7 +152,7 @@ class Sampler:
         scored: list[TokenLogprobs] = []
         for part in self._parts(list(range(len(token_ids)))):
             counts = [num_top] * len(part)
-            scored += token_logprobs(_take(logits, part), _take(wanted, part), counts, self._workspace)
+            scored += scored_tokens(_take(logits, part), _take(wanted, part), counts, self._workspace).told()
         return scored
 
     def _draw(self, logits: Tensor, best: Tensor, rows: Sequence[SamplerRow], few: Tensor | None) -> Tensor:
@@ -180,15 +188,18 @@ class Sampler:
         z = self._workspace.take("z", len(rows), self._vocab_size, torch.float32)
         return torch.sub(logits, best, out=z).div_(divisor).masked_fill_(~best.isfinite(), 0.0)
 
-    def _logprobs(
-        self, logits: Tensor | None, token_ids: Tensor, host_ids: Sequence[int], rows: Sequence[SamplerRow]
-    ) -> list[TokenLogprobs | None]:
-        results: list[TokenLogprobs | None] = [None] * len(rows)
-        if logits is None:
+    def _logprobs(self, drawn: DrawnTokens, host_ids: Sequence[int]) -> list[TokenLogprobs | None]:
+        results: list[TokenLogprobs | None] = [None] * len(drawn.rows)
+        asking = [] if drawn.logits is None else _asking(drawn.rows)
+        if drawn.scores is not None:
+            found = ScoredTokens.told_of(drawn.scores.wait(), _counts(drawn.rows, asking))
+            for index, logprobs in zip(asking, found, strict=True):
+                results[index] = logprobs if host_ids[index] >= 0 else None
             return results
-        for part in self._parts([i for i, row in enumerate(rows) if _wants_logprobs(row) and host_ids[i] >= 0]):
-            counts = [rows[i].params.logprobs or 0 for i in part]
-            found = token_logprobs(_take(logits, part), _take(token_ids, part), counts, self._workspace)
+        for part in self._parts([i for i in asking if host_ids[i] >= 0]):
+            assert drawn.logits is not None
+            logits, token_ids = _take(drawn.logits, part), _take(drawn.token_ids, part)
+            found = scored_tokens(logits, token_ids, _counts(drawn.rows, part), self._workspace).told()
             for index, logprobs in zip(part, found, strict=True):
                 results[index] = logprobs
         return results
@@ -219,8 +230,14 @@ def _take(tensor: Tensor, rows: list[int]) -> Tensor:
     return tensor[rows[0] : rows[0] + 1] if len(rows) == 1 else tensor[to_device(torch.tensor(rows), tensor.device)]
 
 
-def _wants_logprobs(row: SamplerRow) -> bool:
-    return row.params.logprobs is not None
+def _asking(rows: Sequence[SamplerRow]) -> list[int]:
+    """The rows that ask for log-probabilities."""
+    return [i for i, row in enumerate(rows) if row.params.logprobs is not None]
+
+
+def _counts(rows: Sequence[SamplerRow], indices: Sequence[int]) -> list[int]:
+    """How many of the best tokens each of the given rows asks to be told of."""
+    return [rows[i].params.logprobs or 0 for i in indices]
 
 
 def _fault(row: SamplerRow) -> str:
