@@ -136,7 +136,7 @@ def _dense(shape: GemmShape, rows: int, weights: Tensor, scratch: SkinnyScratch)
     out = torch.empty(rows, shape.n, device="cuda", dtype=torch.bfloat16)
     library = timed_graph([partial(torch.mm, x, weight.t(), out=out) for weight in weights])
     tile = dense_tiles(shape.n, shape.k, scratch.shared_bytes)[bucket(rows)]
-    exact = exact_tile(shape.n, rows)
+    exact = exact_tile(shape.n, shape.k, rows, scratch.shared_bytes)
     ours = {}
     for name, setting in (("bf16", tile), ("bf16 exact", exact)):
         if setting is None:

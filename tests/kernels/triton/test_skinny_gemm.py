@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -132,15 +134,30 @@ def test_codes_become_bfloat16_exactly(bits, minimum, tile):
     assert error(out, x.double() @ decoded(part).t()) < 1e-5
 
 
+SHARED = 200_000
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not GPU, reason="torch sees no CUDA device")
-@pytest.mark.parametrize("n", [2048, 12288])
-def test_the_exact_setting_gives_a_row_the_same_bits_in_tiles_of_any_height(n):
-    x, weight = operands(128, n, 2048, torch.bfloat16)
-    whole = run(multiply, x, weight, n, exact_tile(n, 128))
+@pytest.mark.parametrize(("n", "k"), [(2048, 2048), (4096, 1536), (12288, 2048)])
+def test_the_exact_setting_gives_a_row_the_same_bits_in_tiles_of_any_height(n, k):
+    x, weight = operands(300, n, k, torch.bfloat16)
+    whole = run(multiply, x, weight, n, exact_tile(n, k, 300, SHARED))
     for rows in (1, 5, 16, 33, 64, 100):
-        part = run(multiply, x[128 - rows :], weight, n, exact_tile(n, rows))
-        assert torch.equal(part, whole[128 - rows :])
+        part = run(multiply, x[300 - rows :], weight, n, exact_tile(n, k, rows, SHARED))
+        assert torch.equal(part, whole[300 - rows :])
+
+
+@pytest.mark.parametrize("k", [300, 512, 1024])
+def test_splits_that_one_program_adds_up_and_weights_loaded_early_have_the_bits_of_others(k):
+    x, weight = operands(20, 72, k, torch.float16)
+    x = x.half()
+    splits = SkinnyTile("swapped", 32, 64, 128, 4, 2, 4, unit=256)
+    whole = run(multiply, x, weight, 72, splits)
+    assert error(whole, x.double() @ weight.double().t()) < 1e-3
+    assert torch.equal(run(multiply, x, weight, 72, replace(splits, splits=1, folds=4)), whole)
+    early = run(multiply, x, weight, 72, SkinnyTile("early", 32, 64, 256, 4, 1, 4, unit=256))
+    assert torch.equal(early, whole) if GPU else error(early, whole) < 1e-6
 
 
 def test_shards_are_stacked_and_unpacked_by_range_and_by_id():

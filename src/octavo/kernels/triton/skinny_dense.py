@@ -95,37 +95,64 @@ def skinny_dot(
     WEIGHT_IS_FIRST: tl.constexpr,
     STAGES: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    FOLDS: tl.constexpr = 1,
+    EARLY: tl.constexpr = False,
 ):
     """y [M, N] = x [M, K] · w [N, K]ᵀ on matrix units. Grid (tiles of M, tiles of N, SPLITS).
 
-    WEIGHT_IS_FIRST computes w · xᵀ: rows of the weight then fill the matrix units' longer side.
+    WEIGHT_IS_FIRST computes w · xᵀ: rows of the weight then fill the matrix units' longer side. FOLDS splits of the
+    columns are added up one after another here, with the bits that as many SPLITS have. EARLY loads the weight, of
+    which a program has at most BLOCK_K columns, before the kernel in front has written x.
     """
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     begin = tl.program_id(2) * split_columns
-    end = tl.minimum(begin + split_columns, K)
     if DEPENDENT:
         tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+        if not EARLY:
+            tl.extra.cuda.gdc_wait()
     w_rows = w_ptr + tl.minimum(n, N - 1).to(tl.int64) * K
     k = tl.arange(0, BLOCK_K)
     x_ptrs = x_ptr + m.to(tl.int64)[:, None] * x_stride + k[None, :]
     w_ptrs = w_rows[:, None] + k[None, :]
-    acc = tl.zeros([BLOCK_N, BLOCK_M] if WEIGHT_IS_FIRST else [BLOCK_M, BLOCK_N], tl.float32)
-    for at in tl.range(begin, end, BLOCK_K, num_stages=STAGES):
-        if EVEN:
-            x = tl.load(x_ptrs + at, mask=(m < num_rows)[:, None], other=0.0)
-            w = tl.load(w_ptrs + at, eviction_policy="evict_first")
-        else:
-            inside = (at + k < end)[None, :]
-            x = tl.load(x_ptrs + at, mask=(m < num_rows)[:, None] & inside, other=0.0)
-            w = tl.load(w_ptrs + at, mask=inside, other=0.0)
-        x = x.to(w.dtype)
-        if WEIGHT_IS_FIRST:
-            acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
-        else:
-            acc = tl.dot(x, tl.trans(w), acc, input_precision="ieee")
+    tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    if EARLY:
+        inside = begin + k < tl.minimum(begin + split_columns, K)
+        acc = tl.trans(early_product(x_ptrs + begin, w_ptrs + begin, inside, m < num_rows, EVEN, DEPENDENT))
+        finish(acc, m, n, y_ptr, partial_ptr, arrived_ptr, tile, tl.program_id(2), num_rows, N, y_stride, SPLITS)
+        return
+    SHAPE: tl.constexpr = [BLOCK_N, BLOCK_M] if WEIGHT_IS_FIRST else [BLOCK_M, BLOCK_N]
+    folded = tl.zeros(SHAPE, tl.float32)
+    for fold in tl.static_range(FOLDS):
+        first = begin + fold * split_columns
+        end = tl.minimum(first + split_columns, K)
+        acc = tl.zeros(SHAPE, tl.float32)
+        for at in tl.range(first, end, BLOCK_K, num_stages=STAGES):
+            if EVEN:
+                x = tl.load(x_ptrs + at, mask=(m < num_rows)[:, None], other=0.0)
+                w = tl.load(w_ptrs + at, eviction_policy="evict_first")
+            else:
+                inside = (at + k < end)[None, :]
+                x = tl.load(x_ptrs + at, mask=(m < num_rows)[:, None] & inside, other=0.0)
+                w = tl.load(w_ptrs + at, mask=inside, other=0.0)
+            x = x.to(w.dtype)
+            if WEIGHT_IS_FIRST:
+                acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
+            else:
+                acc = tl.dot(x, tl.trans(w), acc, input_precision="ieee")
+        folded = acc if FOLDS == 1 else folded + acc
+    acc = folded
     if WEIGHT_IS_FIRST:
         acc = tl.trans(acc)
-    tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     finish(acc, m, n, y_ptr, partial_ptr, arrived_ptr, tile, tl.program_id(2), num_rows, N, y_stride, SPLITS)
+
+
+@triton.jit
+def early_product(x_ptrs, w_ptrs, inside, real, EVEN: tl.constexpr, DEPENDENT: tl.constexpr):
+    """w [N, K] · xᵀ of x [M, K], both loaded whole."""
+    inside = inside[None, :]
+    w = tl.load(w_ptrs, mask=None if EVEN else inside, other=None if EVEN else 0.0, eviction_policy="evict_first")
+    if DEPENDENT:
+        tl.extra.cuda.gdc_wait()
+    x = tl.load(x_ptrs, mask=real[:, None] & inside, other=0.0).to(w.dtype)
+    return tl.dot(w, tl.trans(x), input_precision="ieee")

@@ -25,8 +25,10 @@ _PORTABLE_SHARED_BYTES = 1 << 16
 class SkinnyTile:
     """`reduce` sums without matrix units; `dot` and `swapped` use them, with x or the weight as left operand.
 
-    A program takes `block_n` rows of the weight, `block_k` columns at a time; columns are cut into `splits`. Codes are
-    never multiplied by `dot`, and by `swapped` 512 bits of each row at a time.
+    A program takes `block_n` rows of the weight, `block_k` columns at a time; columns are cut into `splits`, or, with
+    the same bits, into `folds` that a program adds up itself. Either have a multiple of `unit` columns, if that is
+    given. `early` is `swapped` of a split's columns all at once, loaded before x is there. Codes are never multiplied
+    by `dot` or `early`, and by `swapped` 512 bits of each row at a time.
     """
 
     form: str
@@ -36,6 +38,8 @@ class SkinnyTile:
     num_warps: int = 4
     num_stages: int = 1
     splits: int = 1
+    folds: int = 1
+    unit: int = 0
 
     @property
     def shared_bytes(self) -> int:
@@ -87,10 +91,11 @@ def multiply(
     num_rows, columns = x.shape
     n = weight.shape[0]
     tiles_m, tiles_n = -(-num_rows // tile.block_m), -(-n // tile.block_n)
-    split_columns = tile.block_k * -(-columns // (tile.block_k * tile.splits))
+    parts, unit = tile.splits * tile.folds, tile.unit or tile.block_k
+    split_columns = unit * -(-columns // (unit * parts))
     assert scratch.holds(tile, num_rows, n), f"no scratch for {num_rows} rows in {tile}"
     dependent = scratch.dependent if dependent is None else dependent
-    even = columns % tile.block_k == 0 and split_columns * tile.splits == columns
+    even = columns % tile.block_k == 0 and split_columns * parts == columns
     launch = {"launch_pdl": True} if dependent else {}
     arguments = (
         x,
@@ -119,6 +124,7 @@ def multiply(
             **launch,
         )
         return
+    assert tile.form != "early" or split_columns <= tile.block_k, f"splits of {split_columns} columns in {tile}"
     skinny_dot[(tiles_m, tiles_n, tile.splits)](
         *arguments,
         BLOCK_M=tile.block_m,
@@ -126,9 +132,11 @@ def multiply(
         BLOCK_K=tile.block_k,
         SPLITS=tile.splits,
         EVEN=even,
-        WEIGHT_IS_FIRST=tile.form == "swapped",
+        WEIGHT_IS_FIRST=tile.form != "dot",
         STAGES=tile.num_stages,
         DEPENDENT=dependent,
+        FOLDS=tile.folds,
+        EARLY=tile.form == "early",
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         **launch,

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from octavo.kernels.rows import Activation, look_up
 from octavo.kernels.triton.gated_product import gated_tile, multiply_gated
-from octavo.kernels.triton.skinny_gemm import MAX_ROWS, SkinnyScratch, multiply
-from octavo.kernels.triton.skinny_table import EXACT_ROWS, ROWS, bucket, dense_tiles, exact_tile
+from octavo.kernels.triton.skinny_gemm import MAX_ROWS, SkinnyScratch, SkinnyTile, multiply
+from octavo.kernels.triton.skinny_table import ROWS, bucket, dense_tiles, exact_tile
 from octavo.layers.linear.dense_route import stack
 from octavo.layers.linear.route import RouteProperties
 from octavo.layers.quant_tensor import QuantTensor
@@ -27,7 +27,8 @@ class SkinnyWeight:
         self._scratch = scratch
         self._exact = exact
         if exact:
-            scratch.reserve(exact_tile(len(weight), EXACT_ROWS), EXACT_ROWS, len(weight))
+            for rows in ROWS:
+                scratch.reserve(self._exact_tile(rows), rows, len(weight))
             return
         self._tiles = dense_tiles(weight.shape[0], weight.shape[1], scratch.shared_bytes)
         for rows, tile in zip(ROWS, self._tiles, strict=True):
@@ -55,14 +56,15 @@ class SkinnyWeight:
     def lookup(self, ids: Tensor) -> Tensor:
         return look_up(self.weight, ids)
 
+    def _exact_tile(self, rows: int) -> SkinnyTile:
+        return exact_tile(self.weight.shape[0], self.weight.shape[1], rows, self._scratch.shared_bytes)
+
     def _skinny(self, x: Tensor, dtype: torch.dtype) -> Tensor | None:
         """x · weightᵀ by our kernels; None where the library's product is to serve."""
         out = torch.empty(len(x), len(self.weight), dtype=dtype, device=x.device)
         if self._exact:
-            for start in range(0, len(x), EXACT_ROWS):
-                part = x[start : start + EXACT_ROWS]
-                tile = exact_tile(len(self.weight), len(part))
-                multiply(part, self.weight, out[start : start + EXACT_ROWS], tile, self._scratch)
+            if len(x):
+                multiply(x, self.weight, out, self._exact_tile(len(x)), self._scratch)
             return out
         chosen = self._tiles[bucket(len(x))] if 0 < len(x) <= MAX_ROWS else None
         if chosen is None:
