@@ -20,6 +20,7 @@ from octavo.engine.sampling_random import TokenNoise, row_key
 from octavo.engine.sampling_workspace import Workspace, to_device
 from octavo.kernels.draws import draw_tokens, served
 from octavo.kernels.greedy import greedy_tokens
+from octavo.kernels.rows import best as row_best
 from octavo.outputs import TokenLogprobs
 from octavo.sampling_params import SamplingParams
 
@@ -82,6 +83,11 @@ class Sampler:
         self._noise = TokenNoise(vocab_size, self._workspace)
         self._masks = MaskTable(self._device, self._workspace)
         self._read_back, self._scores_back = ReadBack(), ReadBack()
+
+    @property
+    def hashes(self) -> Tensor | None:
+        """int64 [V], with which kernels draw what `draw` does; None where none does."""
+        return self._noise.hashes if served(self._device, self._vocab_size) else None
 
     def sample(self, logits: Tensor, rows: Sequence[SamplerRow], masks: TokenMasks | None = None) -> SampleResult:
         """`draw`, and `read` what came of it."""
@@ -218,9 +224,9 @@ class Sampler:
             yield [index]
 
 
-def takes_the_best(params: SamplingParams) -> bool:
-    """Whether a row gets the token of its largest logit as the model gives it, and nothing more is told of it."""
-    return params.greedy and params.logprobs is None and not needs_adjustment(params)
+def is_drawn_plainly(params: SamplingParams) -> bool:
+    """Whether a row's token is drawn from logits as the model gives them, and nothing more is told of it."""
+    return params.logprobs is None and not needs_adjustment(params)
 
 
 def _take(tensor: Tensor, rows: list[int]) -> Tensor:

@@ -115,6 +115,14 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.layer_norm(torch.cat((x, -x), dim=-1), doubled.shape, doubled, None, eps)[..., : x.shape[-1]]
 
 
+def best(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [R, N] float32 -> the largest of each row, which is NaN if there is one, and the first place that has it."""
+    if _is_compiled(x) and x.numel():
+        return compiled.best(x)
+    values, places = x.max(dim=1)
+    return values, places
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding of pairs (i, i + D/2): x [T, H, D] of any strides, cos and sin [T, D], sin signed by half."""
     return torch.addcmul(x * cos.unsqueeze(1), torch.roll(x, x.shape[-1] // 2, -1), sin.unsqueeze(1))

@@ -167,3 +167,26 @@ def test_sixteen_bit_gates_stay_sixteen_bit(route):
     assert got.dtype == torch.bfloat16
     gates, values = x.double().chunk(2, -1)
     assert relative_error(got, F.silu(gates) * values) < 2.0**-6
+
+
+@pytest.mark.parametrize("width", [1, 15, 16, 33, 16384, 16385, 49152, 100_003])
+@pytest.mark.usefixtures("route")
+def test_the_best_of_a_row_is_the_largest_at_its_first_place(width):
+    x = draw(5, width)
+    x[1] = -torch.inf
+    x[2, width // 2 :: 7] = 9.0
+    x[3] = x[3].round()
+    values, places = rows.best(x)
+    assert torch.equal(values, x.amax(1))
+    assert places.tolist() == [row.index(max(row)) for row in x.tolist()]
+
+
+@pytest.mark.parametrize("place", [0, 15, 16, 20_000, 49_151, 49_152])
+@pytest.mark.usefixtures("route")
+def test_what_is_no_number_is_the_best_of_its_row_alone(place):
+    x = draw(3, 49_153)
+    x[1, place] = torch.nan
+    x[2, 40_000] = torch.inf
+    values, places = rows.best(x)
+    assert torch.equal(values.isnan(), torch.tensor([False, True, False]))
+    assert places[1] == place and places[2] == 40_000 and values[2] == torch.inf

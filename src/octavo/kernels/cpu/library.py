@@ -95,6 +95,7 @@ _PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
         (c_void_p, c_int64, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_float),
     ),
     "octavo_gate": (None, (c_void_p, c_int64, c_int64, c_int32, c_void_p)),
+    "octavo_best": (c_int32, (c_void_p, c_int64, c_int64, c_void_p, c_void_p)),
     "octavo_store": (None, (c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64)),
     "octavo_attend": (
         c_int32,

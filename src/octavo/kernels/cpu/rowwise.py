@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from octavo.errors import CapacityError
 from octavo.kernels.cpu import library
 
 
@@ -82,3 +83,16 @@ def gate(x: Tensor, gelu: bool) -> Tensor:
     y = torch.empty(num_tokens, width)
     functions.octavo_gate(x.data_ptr(), num_tokens, width, int(gelu), y.data_ptr())
     return y
+
+
+def best(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [R, N] float32, contiguous, N > 0 -> the largest of each row [R] and its first place [R] int64.
+
+    NaN counts as the largest. Raises `CapacityError` if memory ran out.
+    """
+    functions = library.load().functions
+    assert functions is not None
+    values, places = torch.empty(len(x)), torch.empty(len(x), dtype=torch.int64)
+    if functions.octavo_best(x.data_ptr(), len(x), x.shape[1], values.data_ptr(), places.data_ptr()):
+        raise CapacityError("no memory is left to find the best of the logits; lower --max-context")
+    return values, places

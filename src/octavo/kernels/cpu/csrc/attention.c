@@ -15,12 +15,21 @@
 enum { CHUNK = 64, TILE_ROWS = 32, BLOCK = VL == 16 ? 4 : 2, CHUNK_VECTORS = CHUNK / VL, GROUP = 4 };
 #define HIDDEN (-1e30f)
 
-INLINE int64_t row_of(const octavo_sequence *s, int64_t position) {
+// The row of a position, and how many positions from it on lie in rows one after another.
+typedef struct {
+    int64_t row, count;
+} row_run;
+
+INLINE row_run run_of(const octavo_sequence *s, int64_t position) {
     if (s->blocks) {
+        int64_t most = s->block_size;
         if (position >= s->keep) position += s->skip;
-        return s->blocks[position / s->block_size] * s->block_size + position % s->block_size;
+        else if (s->keep - position < most) most = s->keep - position;
+        const int64_t offset = position % s->block_size, left = s->block_size - offset;
+        return (row_run){s->blocks[position / s->block_size] * s->block_size + offset, left < most ? left : most};
     }
-    return s->base + (s->ring ? position % s->ring : position);
+    if (!s->ring) return (row_run){s->base + position, INT64_MAX};
+    return (row_run){s->base + position % s->ring, s->ring - position % s->ring};
 }
 
 INLINE int64_t first_visible(const octavo_heads *heads, int64_t position) {
@@ -35,7 +44,7 @@ void octavo_store(const float *x, int64_t stride, int64_t num_heads, const octav
     for (int64_t i = 0; i < count; i++) {
         const octavo_sequence *s = sequences + i;
         for (int64_t t = 0; t < s->num_tokens; t++) {
-            int64_t row = row_of(s, s->start + t);
+            int64_t row = run_of(s, s->start + t).row;
             for (int64_t h = 0; h < num_heads; h++)
                 encode(x + (s->first_token + t) * stride + h * rows->dim, rows, row, h);
         }
@@ -98,40 +107,47 @@ INLINE void transpose(const float *rows, int64_t dim, float *out) {
 #endif
 }
 
-// Keys (transposed) and values of positions [first, last) of the chunk at `begin`; the rest is zero.
+// Keys (transposed) and values of positions [first, last) of the chunk at `begin`; what is there of others, in the same
+// vectors, is anything: nobody looks at their scores.
 static void load_chunk(const attention *a, const octavo_sequence *s, int64_t head, int64_t begin, int64_t first,
                        int64_t last, const workspace *w) {
     const int64_t k_dim = a->k->dim, v_dim = a->v->dim;
-    for (int64_t j = 0; j < CHUNK; j += LANES) {
-        for (int64_t i = 0; i < LANES; i++) {
-            int64_t position = begin + j + i;
-            if (position < first || position >= last) {
-                memset(w->staging + i * k_dim, 0, (size_t)k_dim * 4);
-                memset(w->values + (j + i) * v_dim, 0, (size_t)v_dim * 4);
-                continue;
-            }
-            int64_t row = row_of(s, position);
-            decode(a->k, row, head, w->staging + i * k_dim);
-            decode(a->v, row, head, w->values + (j + i) * v_dim);
+    row_run run = {0, 0};
+    for (int64_t position = first; position < last;) {
+        const int64_t at = (position - begin) / LANES * LANES, end = begin + at + LANES < last ? begin + at + LANES : last;
+        for (; position < end; position++, run.row++, run.count--) {
+            if (run.count == 0) run = run_of(s, position);
+            decode(a->k, run.row, head, w->staging + (position - begin - at) * k_dim);
+            decode(a->v, run.row, head, w->values + (position - begin) * v_dim);
         }
-        transpose(w->staging, k_dim, w->keys + j);
+        transpose(w->staging, k_dim, w->keys + at);
     }
 }
 
-// weights[r][0..CHUNK) = q[r] · keys for `rows` rows.
-INLINE void score_rows(const float *q, const float *keys, int64_t dim, int rows, float *weights) {
-    for (int c = 0; c < CHUNK_VECTORS; c += GROUP) {
-        vf acc[BLOCK][GROUP];
+// weights[r] = q[r] · keys for `rows` rows and the keys of `count` vectors.
+INLINE void score_vectors(const float *q, const float *keys, int64_t dim, int rows, int count, float *weights) {
+    vf acc[BLOCK][GROUP];
+    for (int r = 0; r < rows; r++)
+        for (int g = 0; g < count; g++) acc[r][g] = splat(0.0f);
+    for (int64_t d = 0; d < dim; d++)
         for (int r = 0; r < rows; r++)
-            for (int g = 0; g < GROUP; g++) acc[r][g] = splat(0.0f);
-        for (int64_t d = 0; d < dim; d++) {
-            const float *at = keys + d * CHUNK + c * VL;
-            for (int r = 0; r < rows; r++)
-                for (int g = 0; g < GROUP; g++) acc[r][g] = fma_v(splat(q[r * dim + d]), load(at + g * VL), acc[r][g]);
-        }
-        for (int r = 0; r < rows; r++)
-            for (int g = 0; g < GROUP; g++) store(weights + r * CHUNK + (c + g) * VL, acc[r][g]);
+            for (int g = 0; g < count; g++)
+                acc[r][g] = fma_v(splat(q[r * dim + d]), load(keys + d * CHUNK + g * VL), acc[r][g]);
+    for (int r = 0; r < rows; r++)
+        for (int g = 0; g < count; g++) store(weights + r * CHUNK + g * VL, acc[r][g]);
+}
+
+// Of keys [from, to) of the chunk, and what shares their vectors.
+INLINE void score_rows(const float *q, const float *keys, int64_t dim, int64_t from, int64_t to, int rows,
+                       float *weights) {
+    int64_t c = from / VL;
+    const int64_t end = (to + VL - 1) / VL;
+    for (; c + GROUP <= end; c += GROUP) score_vectors(q, keys + c * VL, dim, rows, GROUP, weights + c * VL);
+    if (c + 2 <= end) {
+        score_vectors(q, keys + c * VL, dim, rows, 2, weights + c * VL);
+        c += 2;
     }
+    if (c < end) score_vectors(q, keys + c * VL, dim, rows, 1, weights + c * VL);
 }
 
 // out[r] = out[r] * factor[r] + weights[r] · values, keys [from, to) in order.
@@ -237,11 +253,11 @@ static void attend_tile(const attention *a, const octavo_sequence *s, int64_t he
             const int count = rows - r0 < BLOCK ? (int)(rows - r0) : BLOCK;
             float *weights = w.weights + r0 * CHUNK;
             switch (count) {
-            case 1: score_rows(w.q + r0 * k_dim, w.keys, k_dim, 1, weights); break;
-            case 2: score_rows(w.q + r0 * k_dim, w.keys, k_dim, 2, weights); break;
+            case 1: score_rows(w.q + r0 * k_dim, w.keys, k_dim, from - begin, to - begin, 1, weights); break;
+            case 2: score_rows(w.q + r0 * k_dim, w.keys, k_dim, from - begin, to - begin, 2, weights); break;
 #if VL == 16
-            case 3: score_rows(w.q + r0 * k_dim, w.keys, k_dim, 3, weights); break;
-            default: score_rows(w.q + r0 * k_dim, w.keys, k_dim, 4, weights); break;
+            case 3: score_rows(w.q + r0 * k_dim, w.keys, k_dim, from - begin, to - begin, 3, weights); break;
+            default: score_rows(w.q + r0 * k_dim, w.keys, k_dim, from - begin, to - begin, 4, weights); break;
 #endif
             }
             for (int r = 0; r < count; r++) {

@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "pool.h"
+#include "scratch.h"
 #include "vec.h"
 
 enum { VALUES_PER_ITEM = 16384 }; // some microseconds of work: less is not worth handing out
@@ -151,4 +152,60 @@ static void gate_item(void *job, int64_t first, int64_t last) {
 void octavo_gate(const float *x, int64_t rows, int64_t width, int32_t gelu, float *y) {
     gate_job job = {x, y, width, gelu};
     octavo_parallel(rows, rows_per_item(4 * width), gate_item, &job);
+}
+
+enum { BEST_PIECE = 16384, MOST_PIECES = 4096 };
+
+typedef struct {
+    const float *x;
+    int64_t width, pieces, piece;
+    float *largest; // [rows, pieces]; NaN where there is one
+} best_job;
+
+static void best_item(void *job, int64_t first, int64_t last) {
+    const best_job *j = job;
+    for (int64_t item = first; item < last; item++) {
+        const int64_t begin = item % j->pieces * j->piece;
+        const int64_t count = j->width - begin < j->piece ? j->width - begin : j->piece;
+        const float *x = j->x + item / j->pieces * j->width + begin;
+        vf most[NV], bad[NV];
+        for (int v = 0; v < NV; v++) most[v] = splat(-INFINITY), bad[v] = splat(0.0f);
+        const int64_t whole = count / LANES * LANES;
+        for (int64_t i = 0; i < whole; i += LANES)
+            for (int v = 0; v < NV; v++) {
+                const vf value = load(x + i + v * VL);
+                most[v] = max_v(value, most[v]);
+                bad[v] = (vf)((vi)bad[v] | (value != value));
+            }
+        int unsound = 0;
+        for (int v = 0; v < NV; v++) unsound |= any_lane((vi)bad[v]);
+        float largest = max_lanes(most);
+        for (int64_t i = whole; i < count; i++) {
+            largest = x[i] > largest ? x[i] : largest;
+            unsound |= x[i] != x[i];
+        }
+        j->largest[item] = unsound ? NAN : largest;
+    }
+}
+
+// Of every row of x [rows, width]: the largest value, which is NaN if there is one, and the first place that has it.
+// Returns 0, or 1 if memory ran out.
+int32_t octavo_best(const float *x, int64_t rows, int64_t width, float *best, int64_t *index) {
+    const int64_t piece = width > (int64_t)BEST_PIECE * MOST_PIECES ? width : BEST_PIECE;
+    const int64_t pieces = (width + piece - 1) / piece;
+    best_job job = {x, width, pieces, piece, octavo_scratch(SCRATCH_LAYER, rows * pieces * 4)};
+    if (job.largest == NULL) return 1;
+    octavo_parallel(rows * pieces, 1, best_item, &job);
+    for (int64_t row = 0; row < rows; row++) {
+        const float *largest = job.largest + row * pieces;
+        int64_t first = 0;
+        for (int64_t p = 1; p < pieces && largest[first] == largest[first]; p++)
+            if (!(largest[p] <= largest[first])) first = p;
+        const float *values = x + row * width;
+        int64_t i = first * piece;
+        while (values[i] != largest[first] && values[i] == values[i]) i++;
+        best[row] = largest[first];
+        index[row] = i;
+    }
+    return 0;
 }
