@@ -10,6 +10,8 @@ import torch
 from octavo.config import EngineConfig
 from octavo.engine.loaded_model import plan_model
 from octavo.errors import InvalidRequest, LoadError
+from octavo.step_batch import StorageKind
+from tests.combinations import by_day
 from tests.engine.tiny_engines import STORAGES, Driver, open_model, prompt_of
 from tests.tiny_models import save_hf
 
@@ -21,6 +23,10 @@ WINDOW = 16
 
 both_storages = pytest.mark.parametrize("storage", STORAGES, ids=lambda s: s.value)
 every_choice = pytest.mark.parametrize("choice", MOST_ERROR)
+
+
+def as_id(value):
+    return value.value if isinstance(value, StorageKind) else None
 
 
 def serve(loaded, storage, choice):
@@ -64,8 +70,7 @@ def of_head_size(tmp_path_factory):
     return of
 
 
-@both_storages
-@pytest.mark.parametrize("head_dim", [80, 96, 112, 160, 256])
+@pytest.mark.parametrize(("storage", "head_dim"), by_day(STORAGES, (80, 96, 112, 160, 256)), ids=as_id)
 def test_r034_every_codec_serves_these_head_sizes_with_a_small_error(of_head_size, head_dim, storage):
     _, loaded = of_head_size(head_dim)
     exact = serve(loaded, storage, "f32")
@@ -109,8 +114,7 @@ def test_r034_what_the_refusal_of_72_names_serves_it(of_head_size, storage):
 # -- R035: layers with windows ------------------------------------------------------------------------------------
 
 
-@both_storages
-@every_choice
+@pytest.mark.parametrize(("storage", "choice"), by_day(STORAGES, tuple(MOST_ERROR)), ids=as_id)
 def test_r035_prompts_beyond_the_window_are_answered_the_first_time_and_later(load, choice, storage):
     loaded = load("gemma3")
     assert min(LENGTHS) > WINDOW

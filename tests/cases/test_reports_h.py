@@ -17,6 +17,7 @@ from octavo.errors import LoadError
 from octavo.models.loaders import open_checkpoint
 from octavo.sampling_params import SamplingParams
 from octavo.step_batch import StorageKind
+from tests.combinations import by_day
 from tests.engine.conftest import Load
 from tests.engine.tiny_engines import STORAGES, Driver, alone, prompt_of
 from tests.tiny_models import save_hf
@@ -59,8 +60,10 @@ def poison_rings(driver: Driver) -> None:
                 plane.fill_(float("nan"))
 
 
-@pytest.mark.parametrize("left", ["finished", "aborted in decode", "aborted in prefill", "preempted", "poisoned"])
-@pytest.mark.parametrize("case", WINDOWED)
+LEFT = ("finished", "aborted in decode", "aborted in prefill", "preempted", "poisoned")
+
+
+@pytest.mark.parametrize(("case", "left"), by_day(WINDOWED, LEFT))
 def test_r045_a_slot_that_another_request_had_gives_what_a_fresh_one_gives(load: Load, case: str, left: str) -> None:
     loaded = load(case)
     driver = Driver(loaded, StorageKind.DENSE, max_num_seqs=1, prefill_chunk=16, prefix_cache=False)

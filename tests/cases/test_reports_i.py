@@ -16,6 +16,7 @@ from octavo.storage.codecs import CODECS
 from octavo.storage.kv_cache import KVCache
 from octavo.storage.layer_store import KVRows
 from octavo.storage.route import RouteSwitches
+from tests.combinations import by_day
 from tests.engine.sampler_cases import row, sample
 from tests.layers.test_linear_routes import shard_of
 
@@ -176,8 +177,7 @@ def test_r053_norms_rotations_and_gates_reach_every_row(kernels, count):
     assert torch.equal(v, heads[:, 2:])
 
 
-@many_rows
-@pytest.mark.parametrize("codec", ["f16", "q8_0", "q4_0", "turbo4"])
+@pytest.mark.parametrize(("codec", "count"), by_day(("turbo4", "f16", "q8_0", "q4_0"), COUNTS))
 def test_r053_keys_and_values_of_so_many_tokens_are_all_stored(kernels, codec, count):
     spec = LayerSpec("full", 1, 1, 16, 16, 1.0, None, None)
     store = KVRows.allocate(spec, count, CODECS[codec], CODECS[codec], CPU)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from octavo.request import Request
 from octavo.sampling_params import SamplingParams
 from octavo.step_batch import StorageKind
 from octavo.tokenizer import Tokenizer
+from tests.combinations import by_day
 from tests.conftest import weights_path
 from tests.engine.broken_steps import BrokenOff, fail_once, run_through
 from tests.engine.grammar_engines import GrammarDriver, assert_same, held_to, pair, run_both, run_fast
@@ -59,15 +59,6 @@ GRAMMARS = {
     "choice": GrammarSpec.choice(["a careful engineer", "a careful lantern", "naïve"]),
 }
 CALLED = GRAMMARS["call"]
-
-
-def by_day(*values: tuple[Any, ...]) -> list[Any]:
-    """All combinations, of which every other one is left to the night, so that any two values meet by day."""
-    places = product(*(range(len(each)) for each in values))
-    return [
-        pytest.param(*each, marks=pytest.mark.nightly if sum(place) % 2 else ())
-        for place, each in zip(places, product(*values), strict=True)
-    ]
 
 
 def as_id(value: Any) -> str | None:

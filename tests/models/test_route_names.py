@@ -38,6 +38,8 @@ def test_a_gguf_file_takes_the_routes_that_were_told(tmp_path, encoding, tied):
 
 
 @pytest.mark.weights
-@pytest.mark.parametrize("alias", MODEL_FILES)
+@pytest.mark.parametrize(
+    "alias", [pytest.param(alias, marks=pytest.mark.nightly if alias == "qwen05" else ()) for alias in MODEL_FILES]
+)
 def test_real_models_take_the_routes_that_were_told(alias):
     check(weights_path(alias))

@@ -24,7 +24,7 @@ from tests.paged_routes import PAGED_ROUTES
 from tests.tiny_models import save_hf
 
 CONFIG = EngineConfig(dtype="bfloat16", device="cpu", threads=1)
-NUM_TOKENS = 64
+NUM_TOKENS = 24
 LAYERS = ["sliding_attention", "full_attention"]
 
 
@@ -99,25 +99,35 @@ def test_a_healthy_engine_is_equal_in_every_arm(loaded, no_processes):
             assert set(arm.routes) == {"dense", "ring"}
 
 
-@pytest.mark.parametrize(
-    "arm",
-    [
-        "dense_b1",
-        "batch4_dense_row0",
-        "batch4_paged_row3",
-        "prefill_chunk_64",
-        "cached_prefix",
-        "cached_prefix_dense",
-        "preempted",
-        "imported_snapshot",
-        "context_shift",
-        "cli",
-        "server_dense",
-        "server_paged",
-    ],
+FAULTS = (
+    "dense_b1",
+    "batch4_dense_row0",
+    "batch4_paged_row3",
+    "prefill_chunk_64",
+    "cached_prefix",
+    "cached_prefix_dense",
+    "preempted",
+    "imported_snapshot",
+    "context_shift",
+    "cli",
+    "server_dense",
+    "server_paged",
 )
-def test_a_fault_in_one_arm_is_noticed_there_and_nowhere_else(loaded, no_processes, arm):
-    report = run_parity(loaded, CONFIG, num_tokens=NUM_TOKENS, fault=arm)
+# By day each has another arm beside it, and some have all.
+AMONG_ALL_BY_DAY = ("batch4_paged_row3", "cli")
+
+
+@pytest.mark.parametrize(
+    ("arm", "others"),
+    [
+        *((arm, ("paged_b1",)) for arm in FAULTS if arm not in AMONG_ALL_BY_DAY),
+        *((arm, ()) for arm in AMONG_ALL_BY_DAY),
+        *(pytest.param(arm, (), marks=pytest.mark.nightly) for arm in FAULTS if arm not in AMONG_ALL_BY_DAY),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "beside one" if value else "among all",
+)
+def test_a_fault_in_one_arm_is_noticed_there_and_nowhere_else(loaded, no_processes, arm, others):
+    report = run_parity(loaded, CONFIG, num_tokens=NUM_TOKENS, fault=arm, arms=(arm, *others) if others else ())
     assert not report.equal
     assert [found.name for found in report.arms if not found.equal] == [arm]
     (found,) = [found for found in report.arms if found.name == arm]
@@ -135,7 +145,7 @@ def test_a_context_too_short_for_the_run_is_refused_not_cut_short(loaded):
         run_parity(loaded, CONFIG, num_tokens=400)
 
 
-@pytest.mark.parametrize("lie", ["none", "dense"])
+@pytest.mark.parametrize("lie", [pytest.param("none", marks=pytest.mark.nightly), "dense"])
 def test_a_paged_arm_without_paged_routes_fails_although_its_tokens_agree(loaded, no_processes, monkeypatch, lie):
     original = RouteCounts.add
 

@@ -17,7 +17,7 @@ from server_process import model_server
 
 from tests.tiny_models import save_hf
 
-ALLOWED, FORBIDDEN = 40, 12  # calls of an operation; those without parameters are one call
+ALLOWED, FORBIDDEN = 25, 10  # calls of an operation; those without parameters are one call
 # What no schema can say: what a grammar is, and which responses are kept.
 UNSAYABLE = ("response_format", "regex", "choice", "grammar", "text", "previous_response_id")
 OPERATIONS = (

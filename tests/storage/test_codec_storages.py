@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from octavo.kernels import reference
 from octavo.kernels.cpu import library
 from octavo.step_batch import StorageKind
 from octavo.storage.codecs import CODECS
+from tests.combinations import by_day
 from tests.schedules import random_shares
 from tests.storage.test_kv_cache import LENGTHS, WHOLE, run
 
@@ -22,18 +25,18 @@ PAIRS = [
     ("turbo4", "bf16"),
 ]
 DIMS = [64, 80, 96, 128, 256]
+KERNELS = ("compiled", "torch")
 # Torch attends heads of every size by the same code, so by day three sizes, one of each block size, are enough of it.
-SIZES = [
-    pytest.param(kernels, dim, marks=() if kernels == "compiled" or dim <= 96 else pytest.mark.nightly)
-    for kernels in ("compiled", "torch")
-    for dim in DIMS
-]
+SIZES = [*by_day(KERNELS[:1], PAIRS, DIMS), *by_day(KERNELS[1:], PAIRS, DIMS[:3])]
+SIZES += [pytest.param(*each, marks=pytest.mark.nightly) for each in product(KERNELS[1:], PAIRS, DIMS[3:])]
 SCALE = 0.1
 
-every_pair = pytest.mark.parametrize("codecs", PAIRS, ids=lambda pair: "-".join(pair))
+
+def as_id(value):
+    return "-".join(value) if isinstance(value, tuple) and isinstance(value[0], str) else str(value)
 
 
-@pytest.fixture(params=["compiled", "torch"])
+@pytest.fixture
 def kernels(request, monkeypatch):
     """Both ways to attend: the compiled kernels, and torch where there are none."""
     if request.param == "torch":
@@ -63,8 +66,7 @@ def assert_equal(got, expected, what):
             assert torch.equal(got[slot][layer], rows), f"{what}, slot {slot}, layer {layer}"
 
 
-@every_pair
-@pytest.mark.parametrize(("kernels", "dim"), SIZES, indirect=["kernels"])
+@pytest.mark.parametrize(("kernels", "codecs", "dim"), SIZES, indirect=["kernels"], ids=as_id)
 def test_every_storage_and_schedule_gives_the_bits_of_a_whole_dense_prefill(kernels, codecs, dim, monkeypatch):
     layout = layout_of(dim, dim)
     data = draw(layout, dim)
@@ -82,10 +84,13 @@ def test_every_storage_and_schedule_gives_the_bits_of_a_whole_dense_prefill(kern
     assert_equal(got, expected, "gather")
 
 
-@every_pair
-@pytest.mark.parametrize("dims", [(64, 64), (80, 48), (256, 128)], ids=str)
-@pytest.mark.usefixtures("kernels")
-def test_attention_is_the_float64_definition_over_decoded_rows(codecs, dims):
+@pytest.mark.parametrize(
+    ("kernels", "codecs", "dims"),
+    by_day(KERNELS, PAIRS, [(64, 64), (80, 48), (256, 128)]),
+    indirect=["kernels"],
+    ids=as_id,
+)
+def test_attention_is_the_float64_definition_over_decoded_rows(kernels, codecs, dims):
     layout = layout_of(*dims)
     data = draw(layout, 9)
     for storage in StorageKind:

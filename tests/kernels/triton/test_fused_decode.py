@@ -9,6 +9,7 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from tests.combinations import by_day
 from tests.kernels.triton.decode_cases import DecodeCase
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -30,22 +31,19 @@ def test_every_pairing_of_codecs_equals_the_oracle_on_what_they_decode_to(codecs
     assert case.work.num_slots > 0
 
 
-@pytest.mark.parametrize("codec", ["q8_0", "q4_0"])
-@pytest.mark.parametrize("dim", [16, 80, 96, 128, 256])
+@pytest.mark.parametrize(("dim", "codec"), by_day((16, 80, 96, 128, 256), ("q8_0", "q4_0")))
 def test_groups_of_codes_that_straddle_the_halves_of_a_head_are_scaled_right(dim, codec):
     assert error(make(lengths=[70, 9], dim=dim, k_codec=codec, v_codec=codec)) < TOLERANCE
 
 
-@pytest.mark.parametrize("codec", ["q8_0", "q4_0"])
-@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize(("dim", "codec"), by_day((64, 128, 256), ("q8_0", "q4_0")))
 def test_codes_of_many_columns_are_read_as_words_and_rounded_within_the_tolerance(dim, codec):
     case = make(lengths=[530, 517], dim=dim, hq=3, hkv=1, k_codec=codec, v_codec=codec)
     assert error(case, chunk=256) < TOLERANCE
     assert not case.decode.geometry.precise
 
 
-@pytest.mark.parametrize("dim", [64, 80, 96, 128, 256])
-@pytest.mark.parametrize("hq", [1, 3, 5, 7, 16])
+@pytest.mark.parametrize(("dim", "hq"), by_day((64, 80, 96, 128, 256), (1, 3, 5, 7, 16)))
 def test_all_head_sizes_and_groups_are_served(dim, hq):
     assert error(make(lengths=[75, 20], dim=dim, hq=hq, hkv=1)) < TOLERANCE
 
