@@ -65,7 +65,7 @@ def greedy(loaded, fused):
     return without(loaded)
 
 
-def driver(loaded, recorder, storage=StorageKind.PAGED, **settings) -> Driver:
+def driver(loaded, recorder, storage=StorageKind.PAGED, draws=False, **settings) -> Driver:
     settings = {"max_num_seqs": 3, "kv_dtype": "f16", "prefill_chunk": 32, "decode_lookahead": True, **settings}
     made = Driver(loaded, storage, max_context=96, **settings)
     core = made.core
@@ -77,6 +77,7 @@ def driver(loaded, recorder, storage=StorageKind.PAGED, **settings) -> Driver:
         max_context=core.max_context,
         device=torch.device("cpu"),
         recorder=recorder,
+        hashes=core._steps._sampler._noise.hashes if draws else None,
     )
     return made
 
@@ -133,6 +134,31 @@ def test_seeded_requests_are_drawn_from_the_logits_of_a_replay(loaded, fused):
     made = driver(loaded, Tape())
     assert evolve(made, temperature=1.0, top_k=20) == without(loaded, temperature=1.0, top_k=20)
     assert made.core.runner.graphs.counts["replayed"] > 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"temperature": 1.0}, {"temperature": 0.7, "min_p": 0.05}, {"temperature": 1.3, "top_k": 20, "top_p": 0.9}],
+    ids=str,
+)
+def test_tokens_are_drawn_within_a_replay_as_they_are_from_logits(loaded, fused, settings):
+    made = driver(loaded, Tape(), draws=True)
+    assert evolve(made, **settings) == without(loaded, **settings)
+    graphs = made.core.runner.graphs
+    assert graphs.counts["replayed"] > 0 and graphs._logits is None
+
+
+def test_rows_that_draw_and_rows_that_take_the_best_share_a_replay(loaded, fused):
+    outcomes = []
+    for recorder in (Tape(), None):
+        made = driver(loaded, recorder, draws=True)
+        if recorder is None:
+            made.core.runner.graphs = None
+        for i, temperature in enumerate((0.0, 1.0, 0.0)):
+            made.add(f"{i}", prompt_of(5 + i), params(9, temperature=temperature), seed=i)
+        made.run()
+        outcomes.append({name: outcome.token_ids for name, outcome in made.outcomes.items()})
+    assert outcomes[0] == outcomes[1]
 
 
 def test_log_probabilities_are_those_of_the_step_they_are_told_with(loaded, fused):

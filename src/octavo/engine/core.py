@@ -93,7 +93,8 @@ class EngineCore:
             config.check_keep(self.ledger.max_context)
             cache.check_shift()
             cache.set_rotation(loaded.model.inverse_frequencies)
-        graphs = graph_runner(loaded, cache, config) if plan.device.type == "cuda" else None
+        sampler = Sampler(plan.config.vocab_size, plan.device)
+        graphs = graph_runner(loaded, cache, config, sampler.hashes) if plan.device.type == "cuda" else None
         self.runner = ModelRunner(loaded, cache, graphs)
         self.profiler = StepProfiler(plan.device.type)
         self._scheduler = Scheduler(
@@ -112,7 +113,7 @@ class EngineCore:
         self._live: dict[str, LiveRequest] = {}
         self._steps = StepRunner(
             self.runner,
-            Sampler(plan.config.vocab_size, plan.device),
+            sampler,
             masks,
             self.pool,
             self._live,

@@ -9,15 +9,19 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.config import EngineConfig
 from octavo.engine.decode_sizes import padded_rows
 from octavo.engine.graph_capture import CudaGraphs, Recorder
 from octavo.engine.loaded_model import LoadedModel
+from octavo.engine.sampling_device import DrawnRow, draw_words, settings_of
+from octavo.kernels.draws import draw_tokens
 from octavo.kernels.greedy import greedy_tokens_by_parts
 from octavo.models.causal_lm import CausalLM
 from octavo.models.inputs import ForwardInputs
@@ -27,6 +31,17 @@ from octavo.storage import KVCache
 logger = logging.getLogger(__name__)
 
 REPLAYED, RECORDED, FIRST_USE = "replayed", "recorded", "first use"
+
+
+class _Ending(Enum):
+    """What the last kernels of a step give: the best tokens; tokens drawn, with filters that rank tokens or without;
+    logits.
+    """
+
+    BEST = "best"
+    DRAWN = "drawn"
+    RANKED = "ranked"
+    LOGITS = "logits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +54,7 @@ class Following:
 
 @dataclass(frozen=True, slots=True)
 class DecodedStep:
-    """Of a step's R rows either `token_ids` int64 [R], the best ones (-1 for an error), or `logits` [R, V] float32.
+    """Of a step's R rows either `token_ids` int64 [R] (-1 for an error), or `logits` [R, V] float32.
 
     Both are on the device and valid until the next step is run, in stream order.
     """
@@ -66,7 +81,9 @@ class GraphRunner:
         max_context: int,
         device: torch.device,
         recorder: Recorder | None,
+        hashes: Tensor | None = None,
     ) -> None:
+        """`hashes` [V] int64 are the tokens' own, for noise; None where no kernel draws with them."""
         self.counts: Counter[str] = Counter()  # steps that were replayed, others by the reason; and graphs recorded
         self._model = model
         self._cache = cache
@@ -75,6 +92,7 @@ class GraphRunner:
         self._max_context = max_context
         self._device = device
         self._recorder = recorder
+        self._hashes = hashes
         self._drawn = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
         self._token_ids = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
         self._logits: Tensor | None = None
@@ -88,8 +106,12 @@ class GraphRunner:
             return "a row without a sample"
         return refusal
 
-    def run(self, batch: StepBatch, following: Following | None, *, greedy: bool) -> DecodedStep:
-        """Run a step that is not refused; with `greedy`, up to its tokens. Stores the K/V of every token."""
+    def run(self, batch: StepBatch, following: Following | None, draws: Sequence[DrawnRow] | None) -> DecodedStep:
+        """Run a step that is not refused, and store the K/V of every token.
+
+        `draws`, one per row, are of tokens that depend on nothing else than logits as the model gives them. Without
+        these the step ends with its logits, and where there is no kernel for them.
+        """
         num_rows = len(batch.rows)
         size = padded_rows(num_rows, self._max_rows)
         given, sources, positions = np.zeros((3, size), dtype=np.int64)
@@ -101,18 +123,30 @@ class GraphRunner:
             sources[:num_rows] = following.rows
             if following.drawn.data_ptr() != self._drawn.data_ptr():
                 self._drawn[: len(following.drawn)].copy_(following.drawn)
-        if not greedy and self._logits is None:
+        ending, words = self._ending(draws, size)
+        if ending is _Ending.LOGITS and self._logits is None:
             self._logits = torch.empty(self._max_rows, self._vocab_size, device=self._device)
-        plan = self._cache.plan_padded(batch, size, (given, sources, positions))
+        plan = self._cache.plan_padded(batch, size, (given, sources, positions, *words))
 
         def work() -> None:
-            self._step(size, *plan.values, greedy=greedy)
+            self._step(size, ending, *plan.values)
 
-        self._launch(work, None if plan.fixture is None else (greedy, plan.fixture))
-        if greedy:
+        self._launch(work, None if plan.fixture is None else (ending, plan.fixture))
+        if ending is not _Ending.LOGITS:
             return DecodedStep(self._drawn[:num_rows], None)
         assert self._logits is not None
         return DecodedStep(None, self._logits[:num_rows])
+
+    def _ending(self, draws: Sequence[DrawnRow] | None, size: int) -> tuple[_Ending, list[NDArray[np.int64]]]:
+        """How a step of `size` rows ends, and what its draws take to the device."""
+        if draws is None:
+            return _Ending.LOGITS, []
+        if all(row.params.greedy for row in draws):
+            return _Ending.BEST, []
+        if self._hashes is None:
+            return _Ending.LOGITS, []
+        words, ranked = draw_words(draws, self._vocab_size, size)
+        return _Ending.RANKED if ranked else _Ending.DRAWN, [words]
 
     def _launch(self, work: Callable[[], None], kind: object | None) -> None:
         """Run `work`: from a graph, if one of its `kind` was recorded or is to be. None is never of a kind."""
@@ -146,7 +180,9 @@ class GraphRunner:
         self.counts[RECORDED] += 1
         return replay
 
-    def _step(self, size: int, given: Tensor, sources: Tensor, positions: Tensor, *, greedy: bool) -> None:
+    def _step(
+        self, size: int, ending: _Ending, given: Tensor, sources: Tensor, positions: Tensor, *words: Tensor
+    ) -> None:
         """All of a step on the device. Allocates from the graph's own memory, and leaves its results in ours."""
         from octavo.kernels.triton.step_tokens import pick_tokens
 
@@ -155,15 +191,19 @@ class GraphRunner:
         pick_tokens[(1,)](token_ids, given, sources, self._drawn, size, BLOCK=block)
         inputs = ForwardInputs(token_ids=token_ids, positions=positions, limit=self._max_context)
         logits = self._model.logits(self._model.forward(inputs, self._cache))
-        if greedy:
+        if ending is _Ending.BEST:
             greedy_tokens_by_parts(logits, self._drawn[:size])
-        else:
+        elif ending is _Ending.LOGITS:
             assert self._logits is not None
             self._logits[:size].copy_(logits)
+        else:
+            assert self._hashes is not None
+            settings = settings_of(*words, ranked=ending is _Ending.RANKED)
+            draw_tokens(logits, self._hashes, settings, out=self._drawn[:size])
 
 
-def graph_runner(loaded: LoadedModel, cache: KVCache, config: EngineConfig) -> GraphRunner:
-    """Of a model on a CUDA device."""
+def graph_runner(loaded: LoadedModel, cache: KVCache, config: EngineConfig, hashes: Tensor | None) -> GraphRunner:
+    """Of a model on a CUDA device. `hashes` are the sampler's."""
     plan = loaded.plan
     return GraphRunner(
         loaded.model,
@@ -173,4 +213,5 @@ def graph_runner(loaded: LoadedModel, cache: KVCache, config: EngineConfig) -> G
         max_context=plan.ledger.max_context,
         device=plan.device,
         recorder=None if config.cuda_graphs is False else CudaGraphs(plan.device),
+        hashes=hashes,
     )

@@ -13,7 +13,7 @@ from octavo.engine.model_runner import ModelRunner
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.pooled_prompt import UNSOUND_VECTOR, PooledPrompt
 from octavo.engine.prompt_scores import UNSOUND_PROMPT, PromptScores
-from octavo.engine.sampler import Sampler, SamplerRow, takes_the_best
+from octavo.engine.sampler import Sampler, SamplerRow, is_drawn_plainly
 from octavo.engine.sampling_adjustments import penalises
 from octavo.grammar.matcher import GrammarMatcher
 from octavo.outputs import TextDelta, TokenLogprobs
@@ -39,12 +39,12 @@ class LiveRequest:
     grammar: GrammarMatcher | None = None
     started: float | None = None
     first_token: float | None = None
-    takes_the_best: bool = field(init=False)
+    is_drawn_plainly: bool = field(init=False)
     _tells_more: bool = field(init=False)
 
     def __post_init__(self) -> None:
         request, params = self.state.request, self.state.request.params
-        self.takes_the_best = takes_the_best(params)
+        self.is_drawn_plainly = is_drawn_plainly(params)
         self._tells_more = (
             self.export
             or request.generates_nothing

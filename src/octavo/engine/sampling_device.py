@@ -8,6 +8,8 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from octavo.engine.sampling_filters import ranks
 from octavo.engine.sampling_random import row_key
@@ -39,10 +41,18 @@ def divisor_of(params: SamplingParams) -> float:
 
 def draw_settings(rows: Sequence[DrawnRow], vocab_size: int, device: torch.device) -> DrawSettings:
     """The rows' settings, on their way to the device in one copy."""
+    words, ranked = draw_words(rows, vocab_size, len(rows))
+    return settings_of(to_device(torch.from_numpy(words), device), ranked=ranked)
+
+
+def draw_words(rows: Sequence[DrawnRow], vocab_size: int, size: int) -> tuple[NDArray[np.int64], bool]:
+    """What `settings_of` takes, [words] int64, and whether a row has a filter that ranks tokens. Rows past those given,
+    up to `size`, take the best token.
+    """
     count = len(rows)
     # Rows of 64-bit words: keys | temperatures, floors | limits | shares. Each part begins where a kernel compiled for
     # any other count would have it begin: at a multiple of 16 bytes.
-    padded = -(-count // _ALIGNMENT) * _ALIGNMENT
+    padded = -(-size // _ALIGNMENT) * _ALIGNMENT
     words = np.zeros((4, padded), dtype=np.int64)
     words[0, :count] = np.array([row_key(row.seed, row.choice, row.position) for row in rows], dtype=np.uint64).view(
         np.int64
@@ -54,13 +64,16 @@ def draw_settings(rows: Sequence[DrawnRow], vocab_size: int, device: torch.devic
     if ranked:
         words[2].view(np.int32)[:count] = [_limit(row.params, vocab_size) for row in rows]
         words[3].view(np.float64)[:count] = [1.0 if row.params.greedy else row.params.top_p for row in rows]
-    there = to_device(torch.from_numpy(words), device)
-    temperatures, floors = there[1].view(torch.float32).split(padded)
+    return words.reshape(-1), ranked
+
+
+def settings_of(words: Tensor, *, ranked: bool) -> DrawSettings:
+    """Settings that lie in `words`, on whatever device."""
+    keys, halves, limits, shares = words.view(4, -1)
+    temperatures, floors = halves.view(torch.float32).chunk(2)
     if not ranked:
-        return DrawSettings(there[0], temperatures, floors)
-    return DrawSettings(
-        there[0], temperatures, floors, there[2].view(torch.int32)[:count], there[3].view(torch.float64)
-    )
+        return DrawSettings(keys, temperatures, floors)
+    return DrawSettings(keys, temperatures, floors, limits.view(torch.int32), shares.view(torch.float64))
 
 
 def _floor(params: SamplingParams) -> float:

@@ -14,7 +14,7 @@ from octavo.cache.sequence import SequenceHandle
 from octavo.engine.graph_runner import DecodedStep, Following
 from octavo.engine.live_request import LiveRequest
 from octavo.engine.model_runner import ModelRunner, sampled_rows
-from octavo.engine.sampler import DrawnTokens, Sampler, SampleResult
+from octavo.engine.sampler import DrawnTokens, Sampler, SampleResult, SamplerRow
 from octavo.engine.sampling_mask import TokenMasks
 from octavo.grammar.mask_workers import MaskWorkers
 from octavo.request import RequestState
@@ -65,8 +65,8 @@ class StepRunner:
         lives = [self._lives[state.request.request_id] for state in sampled]
         rows = [live.sampler_row(row.stop) for live, (_, row) in zip(lives, pairs, strict=True)]
         pending = self._masks.begin([live.grammar for live in lives])
-        greedy = pending is None and self._on_logits is None and all(live.takes_the_best for live in lives)
-        decoded = self._decode(step, before, greedy=greedy)
+        plain = pending is None and self._on_logits is None and all(live.is_drawn_plainly for live in lives)
+        decoded = self._decode(step, before, rows if plain else None)
         if decoded is not None and decoded.token_ids is not None:
             return LaunchedStep(step, sampled, self._sampler.drawn(decoded.token_ids, rows, None), [])
         logits = self._forward(step, before) if decoded is None else decoded.logits
@@ -78,8 +78,10 @@ class StepRunner:
         masks = None if pending is None else TokenMasks(pending.rows, self._masks.finish(pending))
         return LaunchedStep(step, sampled, self._sampler.draw(logits, rows, masks), rings)
 
-    def _decode(self, step: ScheduledStep, before: LaunchedStep | None, *, greedy: bool) -> DecodedStep | None:
-        """Run a decode step from a graph, with `greedy` up to its tokens; None if it has to be run otherwise."""
+    def _decode(
+        self, step: ScheduledStep, before: LaunchedStep | None, draws: list[SamplerRow] | None
+    ) -> DecodedStep | None:
+        """Run a decode step from a graph, if `draws` say how up to its tokens; None if it has to be run otherwise."""
         graphs = self._runner.graphs
         if graphs is None:
             return None
@@ -93,7 +95,7 @@ class StepRunner:
         if before is not None:
             assert step.follows is not None, "a step that follows says what"
             following = Following(before.drawn.token_ids, step.follows)
-        return graphs.run(step.batch, following, greedy=greedy)
+        return graphs.run(step.batch, following, draws)
 
     def _forward(self, step: ScheduledStep, before: LaunchedStep | None) -> Tensor:
         """Logits [R, V] of the rows that are sampled."""

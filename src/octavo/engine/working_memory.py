@@ -10,6 +10,7 @@ import torch
 from octavo.cache.spec import CacheGroup
 from octavo.config import EngineConfig
 from octavo.kernels.chunked_attention import KEY_CHUNK, MAX_SCORES
+from octavo.kernels.draws import scratch_bytes
 from octavo.kernels.exact_parts import EXACT_PART, MOST_PARTIAL_BYTES
 from octavo.models.config import ModelConfig
 from octavo.step_batch import StorageKind
@@ -88,8 +89,10 @@ def activation_bytes(model: ModelConfig, config: EngineConfig, max_context: int)
 
 
 def graph_bytes(model: ModelConfig, config: EngineConfig) -> int:
-    """Decode steps recorded on a GPU: temporaries of the largest, its logits and a copy of them, and the records."""
-    per_row = _activations_of_token(model) + 2 * model.vocab_size * 4
+    """Decode steps recorded on a GPU: temporaries of the largest, its logits, a copy of them and what draws from them
+    take, and the records.
+    """
+    per_row = _activations_of_token(model) + 2 * model.vocab_size * 4 + scratch_bytes()
     return int(config.max_num_seqs * per_row * _FRAGMENTATION) + _GRAPHS
 
 

@@ -31,16 +31,23 @@ class DrawSettings:
     shares: Tensor | None = None
 
 
+def scratch_bytes() -> int:
+    """Of a row while it is drawn."""
+    return _MOST_PARTS * (_BINS * 4 + 40) + _LISTED * 8
+
+
 def served(device: torch.device, vocab_size: int) -> bool:
     """Whether `draw_tokens` runs there."""
     return device.type == "cuda" and _HAS_TRITON and vocab_size < 1 << 20
 
 
-def draw_tokens(logits: Tensor, hashes: Tensor, settings: DrawSettings, listed: int = _LISTED) -> Tensor:
+def draw_tokens(
+    logits: Tensor, hashes: Tensor, settings: DrawSettings, listed: int = _LISTED, out: Tensor | None = None
+) -> Tensor:
     """int64 [R]: of each row of logits [R, V] float32 the token with the largest (logit - best) / temperature + noise,
     of those that the row's filters keep; of equals the lowest id; -1 for a row whose best logit is NaN or infinite.
 
-    `hashes` [V] int64 are the tokens' own. Nothing waits for the device.
+    `hashes` [V] int64 are the tokens' own. The result is `out`, if that is given. Nothing waits for the device.
     """
     from octavo.kernels.triton.sampling import draw_parts, drawn_rows
     from octavo.kernels.triton.step_tokens import best_of_parts
@@ -49,7 +56,7 @@ def draw_tokens(logits: Tensor, hashes: Tensor, settings: DrawSettings, listed: 
     parts = min(_MOST_PARTS, 1 << (-(-vocab_size // _BLOCK) - 1).bit_length())
     best, scores = torch.empty(2, num_rows, parts, dtype=torch.float32, device=logits.device)
     best_ids, ids = torch.empty(2, num_rows, parts, dtype=torch.int32, device=logits.device)
-    out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+    out = torch.empty(num_rows, dtype=torch.int64, device=logits.device) if out is None else out
     size = -(-vocab_size // parts)
     block = min(_BLOCK, 1 << (size - 1).bit_length())
     stride = logits.stride(0)
