@@ -13,6 +13,9 @@ import pytest
 # Test processes share the cores. A thread that spins at a barrier keeps its core from the one that it waits for. OpenMP
 # reads this when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Workers have a core each, so torch gets one thread in each unless a test asks for more.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 

@@ -96,6 +96,7 @@ def test_r003_bytes_that_are_no_utf8_harm_nobody(served: Served, byte: int) -> N
 
 
 @pytest.mark.weights
+@pytest.mark.nightly
 def test_r003_a_real_model_streams_emoji_and_korean_at_once_as_it_does_alone() -> None:
     questions = [
         "Repeat exactly, and write nothing else: 🙂🚀🇰🇷👩‍👩‍👧🦙",

@@ -124,6 +124,7 @@ def test_a_cache_that_cannot_be_written_is_refused_before_the_model_is_loaded(oc
 
 
 @pytest.mark.weights
+@pytest.mark.nightly
 def test_a_real_model_goes_on_from_a_file(octavo, tmp_path):
     def run(*arguments):
         settings = ("--raw", "--json", "--ignore-eos", "--max-context", "512")

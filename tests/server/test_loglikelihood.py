@@ -188,6 +188,7 @@ def test_scores_are_the_same_beside_other_requests(tiny: Scorers) -> None:
 
 
 @pytest.mark.weights
+@pytest.mark.nightly
 def test_a_real_model_scores_continuations_as_the_offline_api_does() -> None:
     context = "Question: What is the capital of France?\nAnswer:"
     continuations = [" Paris", " London", " a small town in the south of Germany"]
