@@ -28,7 +28,7 @@ generate: setup ## Answer PROMPT with MODEL
 	@.venv/bin/octavo generate -m "$$MODEL" -p "$$PROMPT"
 
 test: setup-dev ## Run the tests that take seconds
-	$(PYTEST) -n auto --maxprocesses 4 -m "not nightly and not gpu" $(PYTEST_ARGS)
+	$(PYTEST) -n auto --maxprocesses 4 --dist worksteal -m "not nightly and not gpu" $(PYTEST_ARGS)
 
 check: setup-dev ## Lint, formatting, types, import contracts
 	.venv/bin/ruff check .
