@@ -8,7 +8,16 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from octavo.kernels.triton.gated_product import GatedTile, gated_tile, multiply_gated
+from octavo.kernels.triton.fused_rows import gate
+from octavo.kernels.triton.gated_product import (
+    GatedTile,
+    exact_gated_tile,
+    gated_tile,
+    multiply_gated,
+    multiply_gated_exactly,
+)
+from octavo.kernels.triton.skinny_gemm import SkinnyScratch, SkinnyTile, multiply
+from octavo.kernels.triton.skinny_table import exact_tile
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TILE = GatedTile(8, 32, 2)
@@ -58,3 +67,36 @@ def test_a_measured_shape_gives_in_bfloat16_what_a_product_and_a_gate_give(n, k)
     assert tile is not None
     found = multiply_gated(x, weight, False, tile).float()
     assert (found - expected).norm() / expected.norm() < 5e-3 < (found * 1.01 - expected).norm() / expected.norm()
+
+
+@pytest.mark.parametrize("gelu", [False, True])
+@pytest.mark.parametrize(("rows", "n", "k"), [(1, 40, 64), (20, 70, 96)])
+def test_the_exact_form_gives_what_an_exact_product_and_a_gate_give(rows, n, k, gelu):
+    x, weight = draw(rows, k, seed=1).half(), (draw(2 * n, k, seed=2) / k**0.5).half()
+    tile = SkinnyTile("swapped", 16, 64, 32, 4, 2)
+    product = torch.empty(rows, 2 * n, dtype=torch.float16, device=DEVICE)
+    multiply(x, weight, product, tile, SkinnyScratch(torch.device(DEVICE)))
+    found = multiply_gated_exactly(x, weight, gelu, tile)
+    assert (found.shape, found.dtype) == ((rows, n), torch.float16)
+    assert torch.equal(found, gate(product, gelu, torch.float16))
+
+
+def test_columns_that_are_split_and_many_rows_take_two_kernels():
+    assert exact_gated_tile(64, exact_tile(12288, 2048, 64, 200_000)) is not None
+    assert exact_gated_tile(1, exact_tile(2048, 2048, 1, 200_000)) is None
+    assert exact_gated_tile(65, exact_tile(12288, 2048, 65, 200_000)) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+@pytest.mark.parametrize(("n", "k"), [(6144, 2048), (14336, 4096), (4100, 1000)])
+@pytest.mark.parametrize("gelu", [False, True])
+def test_exact_gates_of_few_rows_have_the_bits_of_those_of_many(n, k, gelu):
+    x, weight = draw(300, k, seed=5).bfloat16(), (draw(2 * n, k, seed=6) / k**0.5).bfloat16()
+    product = torch.empty(300, 2 * n, dtype=torch.bfloat16, device=DEVICE)
+    multiply(x, weight, product, exact_tile(2 * n, k, 300, 200_000), SkinnyScratch(torch.device(DEVICE)))
+    expected = gate(product, gelu, torch.bfloat16)
+    for rows in (1, 8, 17, 64):
+        tile = exact_gated_tile(rows, exact_tile(2 * n, k, rows, 200_000))
+        assert tile is not None
+        assert torch.equal(multiply_gated_exactly(x[9 : 9 + rows], weight, gelu, tile), expected[9 : 9 + rows])

@@ -8,8 +8,10 @@ import torch
 import triton
 from torch import Tensor
 
+from octavo.kernels.triton.gated_dot import gated_dot
 from octavo.kernels.triton.gated_sums import gated_sums
 from octavo.kernels.triton.launch import dependent_launch
+from octavo.kernels.triton.skinny_gemm import MAX_ROWS, SkinnyTile
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,11 @@ _TILES = {(6144, 2048): GatedTile(8, 256, 2), (14336, 4096): GatedTile(1, 1024, 
 def gated_tile(num_rows: int, n: int, k: int) -> GatedTile | None:
     """For `num_rows` rows and a gate [n, k]; None where a product and a gate are as fast, or nobody has measured."""
     return _TILES.get((n, k)) if num_rows == 1 else None
+
+
+def exact_gated_tile(num_rows: int, tile: SkinnyTile) -> SkinnyTile | None:
+    """`tile`, the exact one of the product, where the gate is to be computed with it; None for two kernels."""
+    return tile if 0 < num_rows <= MAX_ROWS and tile.splits * tile.folds == 1 else None
 
 
 def multiply_gated(x: Tensor, weight: Tensor, gelu: bool, tile: GatedTile) -> Tensor:
@@ -57,6 +64,41 @@ def multiply_gated(x: Tensor, weight: Tensor, gelu: bool, tile: GatedTile) -> Te
         GELU=gelu,
         DEPENDENT=dependent,
         num_warps=tile.num_warps,
+        **({"launch_pdl": True} if dependent else {}),
+    )
+    return out
+
+
+def multiply_gated_exactly(x: Tensor, weight: Tensor, gelu: bool, tile: SkinnyTile) -> Tensor:
+    """`multiply_gated` of any number of rows on matrix units, with the bits of a product with `tile` and a gate.
+
+    `tile` is one of `exact_tile` without splits.
+    """
+    assert tile.splits * tile.folds == 1, f"columns are added up in one go, not as in {tile}"
+    num_rows, columns = x.shape
+    n = len(weight) // 2
+    out = torch.empty(num_rows, n, dtype=weight.dtype, device=weight.device)
+    if not num_rows:
+        return out
+    dependent = dependent_launch(x.device)
+    gated_dot[(triton.cdiv(num_rows, tile.block_m), triton.cdiv(n, tile.block_n // 2))](
+        x,
+        weight,
+        out,
+        num_rows,
+        n,
+        columns,
+        x.stride(0),
+        out.stride(0),
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        BLOCK_K=tile.block_k,
+        EVEN=columns % tile.block_k == 0,
+        GELU=gelu,
+        STAGES=tile.num_stages,
+        DEPENDENT=dependent,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
         **({"launch_pdl": True} if dependent else {}),
     )
     return out

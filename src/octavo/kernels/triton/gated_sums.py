@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from octavo.kernels.triton.row_kernels import gated
+
 
 @triton.jit
 def gated_sums(
@@ -71,11 +73,5 @@ def gated_sums(
     for row in tl.static_range(BLOCK_M):
         g = tl.sum(gates[row], 1).to(gate.dtype).to(tl.float32)
         u = tl.sum(ups[row], 1).to(gate.dtype).to(tl.float32)
-        z = g
-        if GELU:
-            # (1 + tanh(y)) / 2 is the sigmoid of 2 y.
-            z = 1.5957691216057308 * (g + 0.044715 * g * g * g)
-        small = tl.exp(-tl.abs(z))
-        share = tl.where(z >= 0, 1.0, small) / (1.0 + small)
-        y = (g * share * u).to(y_ptr.dtype.element_ty)
+        y = gated(g, u, GELU).to(y_ptr.dtype.element_ty)
         tl.store(y_ptr + row * y_stride + n, y, mask=(n < N) & (row < num_rows))

@@ -57,13 +57,19 @@ def gate_rows(x_ptr, out_ptr, width, BLOCK: tl.constexpr, GELU: tl.constexpr, DE
     mask = n < width
     gates = tl.load(x_ptr + row * 2 * width + n, mask=mask, other=0.0).to(tl.float32)
     values = tl.load(x_ptr + (row * 2 + 1) * width + n, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * width + n, gated(gates, values, GELU).to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def gated(gates, values, GELU: tl.constexpr):
+    """SiLU (or tanh-GELU) of gates, times values, all float32."""
     z = gates
     if GELU:
         # (1 + tanh(y)) / 2 is the sigmoid of 2 y.
         z = 1.5957691216057308 * (gates + 0.044715 * gates * gates * gates)
     small = tl.exp(-tl.abs(z))
     share = tl.where(z >= 0, 1.0, small) / (1.0 + small)
-    tl.store(out_ptr + row * width + n, (gates * share * values).to(out_ptr.dtype.element_ty), mask=mask)
+    return gates * share * values
 
 
 @triton.jit

@@ -11,7 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.kernels.rows import Activation, look_up
-from octavo.kernels.triton.gated_product import gated_tile, multiply_gated
+from octavo.kernels.triton.gated_product import (
+    exact_gated_tile,
+    gated_tile,
+    multiply_gated,
+    multiply_gated_exactly,
+)
 from octavo.kernels.triton.skinny_gemm import MAX_ROWS, SkinnyScratch, SkinnyTile, multiply
 from octavo.kernels.triton.skinny_table import ROWS, bucket, dense_tiles, exact_tile
 from octavo.layers.linear.dense_route import stack
@@ -50,8 +55,12 @@ class SkinnyWeight:
         return torch.mm(x, self.weight.t(), out_dtype=torch.float32) if y is None else y
 
     def apply_gated(self, x: Tensor, activation: Activation) -> Tensor | None:
-        tile = None if self._exact else gated_tile(len(x), len(self.weight) // 2, self.weight.shape[1])
-        return None if tile is None else multiply_gated(x, self.weight, activation == "gelu_tanh", tile)
+        gelu = activation == "gelu_tanh"
+        if self._exact:
+            exact = exact_gated_tile(len(x), self._exact_tile(len(x)))
+            return None if exact is None else multiply_gated_exactly(x, self.weight, gelu, exact)
+        tile = gated_tile(len(x), len(self.weight) // 2, self.weight.shape[1])
+        return None if tile is None else multiply_gated(x, self.weight, gelu, tile)
 
     def lookup(self, ids: Tensor) -> Tensor:
         return look_up(self.weight, ids)
