@@ -33,6 +33,7 @@ COMMANDS = {
     "bench storage",
     "bench regress save",
     "bench regress run",
+    "bench routes",
 }
 WITHOUT_A_VARIABLE = {"--help", "--version"}
 

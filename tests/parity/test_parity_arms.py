@@ -149,11 +149,11 @@ def test_a_context_too_short_for_the_run_is_refused_not_cut_short(loaded):
 def test_a_paged_arm_without_paged_routes_fails_although_its_tokens_agree(loaded, no_processes, monkeypatch, lie):
     original = RouteCounts.add
 
-    def add(self, route, reason):
+    def add(self, route, reason, count=1):
         if route.value not in PAGED_ROUTES | {"gather"}:
-            original(self, route, reason)
+            original(self, route, reason, count)
         elif lie == "dense":
-            original(self, Route.DENSE, reason)
+            original(self, Route.DENSE, reason, count)
 
     monkeypatch.setattr(RouteCounts, "add", add)
     report = run_parity(loaded, CONFIG, num_tokens=NUM_TOKENS)
@@ -170,8 +170,8 @@ def test_a_paged_arm_without_paged_routes_fails_although_its_tokens_agree(loaded
 def test_a_paged_arm_that_gathers_where_the_fused_kernel_serves_fails(loaded, no_processes, monkeypatch):
     original = RouteCounts.add
 
-    def add(self, route, reason):
-        original(self, Route.GATHER if route.value in PAGED_ROUTES else route, reason)
+    def add(self, route, reason, count=1):
+        original(self, Route.GATHER if route.value in PAGED_ROUTES else route, reason, count)
 
     monkeypatch.setattr(RouteCounts, "add", add)
     failed = {arm.name for arm in run_parity(loaded, CONFIG, num_tokens=NUM_TOKENS).arms if not arm.equal}
