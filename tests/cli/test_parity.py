@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from octavo.cli import parity
 from octavo.config import EngineConfig
 from octavo.engine.loaded_model import plan_model
 from octavo.parity import ARMS, runner
@@ -40,9 +41,10 @@ def servers(request, monkeypatch) -> None:
 
 
 @pytest.mark.usefixtures("servers")
-def test_arms_that_agree_exit_0_and_json_is_one_object(octavo: Run, small):
+def test_arms_that_agree_exit_0_and_json_is_one_object(octavo: Run, small, monkeypatch):
+    monkeypatch.setattr(parity, "MIN_TOKENS", 16)
     # Variables that set flags must not reach the process that is the command-line arm.
-    done = octavo("parity", "-m", small, "--json", OCTAVO_TEMPERATURE="2.0", OCTAVO_STOP="e", OCTAVO_CHAT="1")
+    done = octavo("parity", "-m", small, "--json", "-n", 16, OCTAVO_TEMPERATURE="2.0", OCTAVO_STOP="e", OCTAVO_CHAT="1")
     assert done.status == 0
     found = json.loads(done.out)
     assert done.out.count("\n") == 1
