@@ -123,7 +123,7 @@ def skinny_dot(
         return
     SHAPE: tl.constexpr = [BLOCK_N, BLOCK_M] if WEIGHT_IS_FIRST else [BLOCK_M, BLOCK_N]
     folded = tl.zeros(SHAPE, tl.float32)
-    for fold in tl.static_range(FOLDS):
+    for fold in tl.range(0, FOLDS, num_stages=1):
         first = begin + fold * split_columns
         end = tl.minimum(first + split_columns, K)
         acc = tl.zeros(SHAPE, tl.float32)

@@ -162,7 +162,9 @@ def exact_tile(n: int, k: int, rows: int, shared_bytes: int) -> SkinnyTile:
     by 16, which is what the matrix units take at once. Measured on an H200, for the shapes of the table above.
     """
     splits = max(1, min(4, 8192 // n))
-    if rows <= 16:
+    if rows <= 16 and splits == 4 and k <= 2048:
+        tile = SkinnyTile("early", 16, 64, 512, 4, 1, splits)
+    elif rows <= 16:
         stages = 3 if n < 10_000 or k <= 2048 else 5
         tile = SkinnyTile("swapped", 16, 64, 256 if n < 10_000 else 128, 4, stages, splits)
     elif rows <= 32:
@@ -170,11 +172,18 @@ def exact_tile(n: int, k: int, rows: int, shared_bytes: int) -> SkinnyTile:
     elif rows <= MAX_ROWS:
         wide = n >= 20_000
         tile = SkinnyTile("swapped", 64, 128 if wide else 64, 64 if wide else 128, 4, 3 if n >= 10_000 else 4, splits)
+    elif rows <= exact_split_rows(n):
+        tile = SkinnyTile("swapped", 128, 128, 64, 8, 4, splits)
     else:
         tile = SkinnyTile("swapped", 128, 128, 64, 8, 4, folds=splits)
     if tile.shared_bytes > shared_bytes:
-        tile = replace(tile, block_n=64, block_k=64, num_warps=4, num_stages=2)
+        tile = replace(tile, form="swapped", block_n=64, block_k=64, num_warps=4, num_stages=2)
     return replace(tile, unit=_EXACT_UNIT)
+
+
+def exact_split_rows(n: int) -> int:
+    """Up to how many rows tiles of many leave half of a device idle, so that splits have programs of their own."""
+    return max(MAX_ROWS, 64 // -(-n // 128) * 128)
 
 
 def exact_codes_tile(n: int, k: int, bits: int, rows: int, *, minima: bool, shared_bytes: int) -> SkinnyTile:

@@ -18,7 +18,7 @@ from octavo.kernels.triton.gated_product import (
     multiply_gated_exactly,
 )
 from octavo.kernels.triton.skinny_gemm import MAX_ROWS, SkinnyScratch, SkinnyTile, multiply
-from octavo.kernels.triton.skinny_table import ROWS, bucket, dense_tiles, exact_tile
+from octavo.kernels.triton.skinny_table import ROWS, bucket, dense_tiles, exact_split_rows, exact_tile
 from octavo.layers.linear.dense_route import stack
 from octavo.layers.linear.route import RouteProperties
 from octavo.layers.quant_tensor import QuantTensor
@@ -32,7 +32,7 @@ class SkinnyWeight:
         self._scratch = scratch
         self._exact = exact
         if exact:
-            for rows in ROWS:
+            for rows in (*ROWS, exact_split_rows(len(weight))):
                 scratch.reserve(self._exact_tile(rows), rows, len(weight))
             return
         self._tiles = dense_tiles(weight.shape[0], weight.shape[1], scratch.shared_bytes)
