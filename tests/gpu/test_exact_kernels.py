@@ -8,7 +8,8 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from octavo.kernels.exact_parts import EXACT_PART
-from octavo.kernels.triton.exact_attention import exact_tile
+from octavo.kernels.triton import exact_attention
+from octavo.kernels.triton.exact_attention import exact_tiles
 from octavo.kernels.triton.skinny_gemm import SkinnyScratch
 from octavo.layers.linear.codes_route import CodesRoute
 from octavo.layers.linear.skinny_route import SkinnyWeight
@@ -34,22 +35,26 @@ CUDA = torch.device("cuda")
     ],
     ids=str,
 )
-def test_attention_has_the_same_bits_alone_batched_in_chunks_and_token_by_token(settings):
-    tile = exact_tile(settings.get("dim", 128))
+def test_attention_has_the_same_bits_alone_batched_in_chunks_and_token_by_token(settings, monkeypatch):
+    bits = {"q8_0": 8, "q4_0": 4}.get(settings.get("v_codec"), 16)
+    tiles = exact_tiles(settings.get("dim", 128), bits)
     given = {"hq": 4, "hkv": 2, "dim": 128, "device": "cuda", **settings}
     case = PrefillCase([1600, 1100, 700, 90], queries=[300, 257, 9, 20], **given)
-    serve = {"tile": tile, "part": EXACT_PART}
+    serve = {"tiles": tiles, "part": EXACT_PART}
     whole = attend(case, case.chunks(), **serve)
     bound = 1e-3 if "bf16" in settings.values() else 5e-4
     assert (whole.double() - case.expected()).abs().max() < bound
     for parts in (3, 10):
         assert torch.equal(attend(case, case.chunks(parts), **serve), whole)
     assert torch.equal(attend(case, case.chunks(), **serve, most_partial_bytes=1 << 20), whole)
-    # The last tokens of each sequence, as steps of single tokens would have them.
-    singles = attend(case, one_by_one(case)[-12:], fixed=True, **serve)
-    seen = ~singles.isnan()
-    assert seen.any()
-    assert torch.equal(singles[seen], whole[seen])
+    # The last tokens of each sequence as steps of single tokens have them: in parts, and each with all its parts.
+    for full in (1 << 30, 1):
+        monkeypatch.setattr(exact_attention, "_FULL", full)
+        monkeypatch.setattr(exact_attention, "_EVEN", 1e9)
+        singles = attend(case, one_by_one(case)[-12:], fixed=True, **serve)
+        seen = ~singles.isnan()
+        assert seen.any()
+        assert torch.equal(singles[seen], whole[seen])
 
 
 @pytest.mark.parametrize("shape", [(2048, 2048), (4096, 1000), (12288, 2048), (1000, 6144), (151936, 512)], ids=str)

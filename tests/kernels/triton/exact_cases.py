@@ -5,24 +5,27 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from octavo.kernels.triton.exact_attention import ExactAttention
+from octavo.kernels.triton.exact_attention import ExactAttention, ExactTiles
 from octavo.kernels.triton.paged_decode import StoredRows
+from octavo.kernels.triton.paged_prefill import PrefillTile
 from octavo.kernels.triton.prefill_plan import PrefillRows
-from tests.kernels.triton.prefill_cases import SMALL
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def attend(case, steps, *, fixed=False, tile=SMALL, **given):
+SMALL = ExactTiles(PrefillTile(16, 16, 4, 2), PrefillTile(32, 16, 4, 2))
+
+
+def attend(case, steps, *, fixed=False, tiles=SMALL, **given):
     """[T, Hq, D] of one plan and run for each of `steps`; nothing that was there before may come through."""
-    kernel = ExactAttention(case.spec, DEVICE, tile=tile, **{"part": 32, **given})
+    kernel = ExactAttention(case.spec, DEVICE, tiles=tiles, **{"part": 32, **given})
     out = torch.full(case.q.shape, float("nan"), dtype=case.out_dtype, device=DEVICE)
     sinks = None if case.sink_logits is None else case.sink_logits.to(DEVICE)
     k, v = (StoredRows.of(store.planes()) for store in case.store)
     for rows in steps:
         kernel.plan(rows, fixed=fixed)
         kernel._partial.fill_(float("nan"))
-        kernel._lse.fill_(float("nan"))
+        kernel._scalars.fill_(float("nan"))
         kernel.run(case.q.to(DEVICE), k, v, case.table.to(DEVICE), out, sinks)
     return out.cpu()
 

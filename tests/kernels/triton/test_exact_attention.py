@@ -7,11 +7,11 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from octavo.kernels.triton import paged_prefill
-from octavo.kernels.triton.exact_attention import ExactAttention, exact_tile
+from octavo.kernels.triton import exact_attention, paged_prefill
+from octavo.kernels.triton.exact_attention import ExactAttention, exact_tiles
 from octavo.kernels.triton.prefill_plan import PrefillRows
-from tests.kernels.triton.exact_cases import DEVICE, attend, one_by_one
-from tests.kernels.triton.prefill_cases import SMALL, PrefillCase
+from tests.kernels.triton.exact_cases import DEVICE, SMALL, attend, one_by_one
+from tests.kernels.triton.prefill_cases import PrefillCase
 
 TOLERANCE = 5e-4
 
@@ -37,26 +37,28 @@ def both_forms(monkeypatch):
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_tokens_one_by_one_in_chunks_and_at_once_have_the_same_bits(settings):
+def test_tokens_one_by_one_in_chunks_and_at_once_have_the_same_bits(settings, monkeypatch):
     case = make(**{"lengths": [70, 40], "queries": [9, 4], "hq": 2, "hkv": 1, "dim": 32, **settings})
     whole = attend(case, case.chunks())
     assert (whole.double() - case.expected()).abs().max() < 2 * TOLERANCE
     assert torch.equal(attend(case, case.chunks(3)), whole)
     assert torch.equal(attend(case, one_by_one(case), fixed=True), whole)
+    monkeypatch.setattr(exact_attention, "_FULL", 1)  # each tile with all its parts
+    assert torch.equal(attend(case, case.chunks(3)), whole)
 
 
 def test_rounds_that_share_memory_change_no_bit():
     case = make(lengths=[100, 13, 70], queries=[30, 13, 20], hq=2, hkv=1, dim=32)
     whole = attend(case, case.chunks())
-    kernel = ExactAttention(case.spec, DEVICE, tile=SMALL, part=32, most_partial_bytes=1)
+    kernel = ExactAttention(case.spec, DEVICE, tiles=SMALL, part=32, most_partial_bytes=1)
     kernel.plan(case.chunks()[0])
-    assert len(kernel.geometry.rounds) > 3
+    assert kernel.rounds > 3
     assert torch.equal(attend(case, case.chunks(), most_partial_bytes=1), whole)
 
 
 def test_a_step_of_single_tokens_keeps_its_launches_while_sequences_grow():
     case = make(lengths=[90, 200], queries=[1, 1], hq=4, hkv=2, dim=32)
-    kernel = ExactAttention(case.spec, DEVICE, tile=SMALL, part=32)
+    kernel = ExactAttention(case.spec, DEVICE, tiles=SMALL, part=32)
     (rows,) = case.chunks()
     fixtures = []
     for grown in range(30):
@@ -77,6 +79,6 @@ def test_padding_rows_and_rows_of_nothing_are_left_alone():
 
 def test_the_tile_that_serves_equals_the_oracle():
     case = make(lengths=[100], queries=[70], hq=2, hkv=1, dim=32)
-    out = attend(case, case.chunks(), tile=exact_tile(32), part=64)
+    out = attend(case, case.chunks(), tiles=exact_tiles(32, 16), part=64)
     assert (out.double() - case.expected()).abs().max() < TOLERANCE
     assert (out.double() * 1.01 - case.expected()).abs().max() > TOLERANCE

@@ -23,6 +23,8 @@ CODECS = {"f32": 0, "f16": 0, "bf16": 0, "q8_0": 1, "q4_0": 2}
 _PRECISE_END = 256
 _PRECISE_END_QUANTISED = 1024
 _PRECISE_END_BF16 = 2048
+# bfloat16 keeps so little of a query that it takes more columns for that to average out.
+_HALVES_END_BF16 = 8192
 _EVERYWHERE = 2**31 - 1
 
 # Columns that one program attends over at most: cut at absolute multiples, so that chunks change nothing.
@@ -62,7 +64,7 @@ class PagedPrefill:
         self._part = part
         self._fast = device.type == "cuda" and torch.version.cuda is not None
         self._dependent = dependent_launch(device)
-        self._tile = tile or best_tile(max(spec.k_dim, spec.v_dim), spec.bits)
+        self._tile = tile or best_tile(max(spec.k_dim, spec.v_dim), spec.bits, spec.k_codec == "bf16")
         self._parts = torch.zeros(0, PART_FIELDS, dtype=torch.int32, device=device)
         self._merges = torch.zeros(0, MERGE_FIELDS, dtype=torch.int32, device=device)
         self._partial = self._lse = torch.zeros(1, dtype=torch.float32, device=device)
@@ -129,6 +131,7 @@ class PagedPrefill:
             TOKENS=self.tokens,
             FAST=self._fast,
             PRECISE_END=precise_end(spec),
+            HALVES_END=halves_end(spec),
             DEPENDENT=self._dependent,
             STAGES=tile.num_stages,
             num_warps=tile.num_warps,
@@ -157,10 +160,11 @@ class PagedPrefill:
             )
 
 
-def best_tile(dim: int, bits: int) -> PrefillTile:
+def best_tile(dim: int, bits: int, halves: bool = False) -> PrefillTile:
     """Launch settings for heads of `dim` elements, `bits` each, as measured on an H200; elsewhere they are a guess."""
     if dim > 128:
-        return PrefillTile(128, 32, 8, 3) if bits == 16 else PrefillTile(128, 64, 8, 2)
+        # Both halves of the queries leave room for fewer columns.
+        return PrefillTile(128, 32, 8, 3) if bits == 16 else PrefillTile(128, 32 if halves else 64, 8, 2)
     if dim <= 64:
         return PrefillTile(128, 64, 4, 3)
     return PrefillTile(128, 64 if bits == 16 else 128, 8, 3)
@@ -171,3 +175,10 @@ def precise_end(spec: DecodeSpec) -> int:
     if "bf16" in (spec.k_codec, spec.v_codec):
         end = _PRECISE_END_BF16
     return _EVERYWHERE if spec.window is not None and spec.window <= end else end
+
+
+def halves_end(spec: DecodeSpec) -> int:
+    """Up to this column, a query tile multiplies both halves of its queries. 0: not past where all is precise."""
+    if spec.k_codec != "bf16":
+        return 0
+    return _EVERYWHERE if spec.window is not None and spec.window <= _HALVES_END_BF16 else _HALVES_END_BF16

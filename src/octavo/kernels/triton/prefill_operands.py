@@ -66,7 +66,8 @@ def scaled(
     dtype = tl.float32 if PRECISE else tl.float16
     scale_ptr += head * GROUPS
     stride = HEADS * GROUPS
-    if START % 32 == 0:
+    # One group alone may not take this way: Triton 3.6 gave wrong values for tiles of 64 columns and more on an H200.
+    if START % 32 == 0 and WIDTH > 32:
         COUNT: tl.constexpr = (SIZE + 31) // 32
         scale = load_part(scale_ptr + START // 32, rows, visible, stride, COUNT, WIDTH // 32, MASKED).to(dtype)
         values = tl.reshape(codes.to(dtype), [N, WIDTH // 32, 32]) * scale[:, :, None]
@@ -118,8 +119,8 @@ def load_operand(
 
 
 @triton.jit
-def load_queries(row_ptrs, real, k_ptr, DIM: tl.constexpr, CODEC: tl.constexpr, PRECISE: tl.constexpr):
-    """Queries [M, width] of each part in the operands' dtype, then, if PRECISE, what rounding left of them."""
+def load_queries(row_ptrs, real, k_ptr, DIM: tl.constexpr, CODEC: tl.constexpr, HALVES: tl.constexpr):
+    """Queries [M, width] of each part in the operands' dtype, then, with two HALVES, what rounding left of them."""
     SIZE: tl.constexpr = operand_size(DIM, CODEC)
     WIDTH: tl.constexpr = operand_width(DIM, CODEC)
     d = tl.arange(0, WIDTH)
@@ -130,22 +131,22 @@ def load_queries(row_ptrs, real, k_ptr, DIM: tl.constexpr, CODEC: tl.constexpr, 
         x = tl.load(row_ptrs[:, None] + part * SIZE + d[None, :], mask=mask, other=0.0).to(tl.float32)
         rounded = x.to(k_ptr.dtype.element_ty if CODEC == CAST else tl.float16)
         high = high + (rounded,)
-        if PRECISE:
+        if HALVES == 2:
             low = low + ((x - rounded.to(tl.float32)).to(rounded.dtype),)
     return high + low
 
 
 @triton.jit
-def tile_scores(q, k, CODEC: tl.constexpr, PRECISE: tl.constexpr):
+def tile_scores(q, k, CODEC: tl.constexpr, HALVES: tl.constexpr, PRECISE: tl.constexpr):
     """q · k [M, N] float32."""
     PARTS: tl.constexpr = operand_parts(CODEC)
     s = tl.zeros([q[0].shape[0], k[0].shape[0]], tl.float32)
     for part in tl.static_range(PARTS):
         high = k[part].to(q[0].dtype)
         s = tl.dot(q[part], tl.trans(high), s)
-        if PRECISE:
+        if HALVES == 2:
             s = tl.dot(q[PARTS + part], tl.trans(high), s)
-            if CODEC != CAST:
+            if PRECISE and CODEC != CAST:
                 low = (k[part] - high.to(tl.float32)).to(high.dtype)
                 s = tl.dot(q[part], tl.trans(low), s)
     return s

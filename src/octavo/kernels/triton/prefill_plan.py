@@ -49,11 +49,14 @@ class PrefillWork:
         return int(self.merges[:, 3].sum())
 
 
-def build_work(rows: PrefillRows, tokens: int, window: int | None, part: int) -> PrefillWork:
+def build_work(rows: PrefillRows, tokens: int, window: int | None, part: int, unit: int | None = None) -> PrefillWork:
     """Query tiles of at most `tokens` tokens, over parts of at most `part` columns: both cut at absolute multiples.
 
-    A tile that sees columns of several parts is merged. Those parts that see most come first.
+    A tile that sees columns of several parts is merged. Those parts that see most come first. What is decided for a
+    tile is decided as for one of `unit` tokens, a multiple of `tokens`, so that tiles of several sizes agree.
     """
+    unit = unit or tokens
+    assert unit % tokens == 0, f"tiles of {tokens} tokens in units of {unit}"
     stop = rows.start + rows.num_tokens
     first_tile = rows.start // tokens
     counts = np.where(rows.num_tokens > 0, -(-stop // tokens) - first_tile, 0)
@@ -69,9 +72,10 @@ def build_work(rows: PrefillRows, tokens: int, window: int | None, part: int) ->
     columns = begin + gap
     seen = first_visible(columns + 1, window, keep, None if skip is None else gap)
     stop_column = columns + end - begin
-    # As if the chunk held all tokens of the tile: whether results are merged must not depend on where chunks end.
-    limit = (tile + 1) * tokens + gap
-    first_part = first_visible(tile * tokens + gap + 1, window, keep, None if skip is None else gap) // part
+    # As if the chunk held all tokens of the unit: whether results are merged must not depend on where chunks end.
+    whole = tile * tokens // unit * unit
+    limit = whole + unit + gap
+    first_part = first_visible(whole + gap + 1, window, keep, None if skip is None else gap) // part
     parts = -(-limit // part) - first_part
     of = np.repeat(np.arange(len(tile)), parts)
     place = np.arange(int(parts.sum())) - np.repeat(np.cumsum(parts) - parts, parts)
