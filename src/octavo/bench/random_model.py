@@ -31,7 +31,7 @@ class RandomCheckpoint(TensorTable):
         tied = bool(settings.get("tie_word_embeddings"))
         num_tensors = 1 << 20  # that are in no file: nothing bounds the number of layers
         config = model_config(directory / "config.json", settings, {}, num_tensors, has_lm_head=not tied)
-        pool = torch.randn(_POOL, generator=torch.Generator().manual_seed(0)).mul_(_std(settings))
+        pool = RandomPool(_std(settings))
         tensors = {
             name: RandomTensor(name, shape, pool, index)
             for index, (name, shape) in enumerate(expected_shapes(config).items())
@@ -47,13 +47,26 @@ def _std(settings: Mapping[str, Any]) -> float:
     return float(settings.get("initializer_range", 0.02))
 
 
+class RandomPool:
+    """Normal values, the same in each process; rounded to a dtype once for all tensors."""
+
+    def __init__(self, std: float) -> None:
+        self._values = torch.randn(_POOL, generator=torch.Generator().manual_seed(0)).mul_(std)
+        self._rounded: dict[torch.dtype, Tensor] = {}
+
+    def values(self, dtype: torch.dtype) -> Tensor:
+        if dtype not in self._rounded:
+            self._rounded[dtype] = self._values.to(dtype)
+        return self._rounded[dtype]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RandomTensor:
     """Implements `QuantTensor`: normal values from `pool`; vectors are norms' weights (1) and biases (0)."""
 
     name: str
     shape: tuple[int, ...]
-    pool: Tensor
+    pool: RandomPool
     index: int
 
     @property
@@ -67,7 +80,7 @@ class RandomTensor:
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         if len(self.shape) == 1:
             return torch.full(self.shape, 0.0 if self.name.endswith("bias") else 1.0, dtype=dtype)
-        pool, size = self.pool.to(dtype), math.prod(self.shape)
+        pool, size = self.pool.values(dtype), math.prod(self.shape)
         out = torch.empty(size, dtype=dtype)
         start = self.index * 7919 % _POOL
         done = 0
