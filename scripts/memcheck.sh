@@ -1,6 +1,7 @@
 #!/bin/sh
 # Watches the GPU kernels by compute-sanitizer's memcheck, which CUDA's toolkit brings; `make gpu-memcheck`.
 #   PYTHON=python3      the Python that has torch, triton and pytest
+#   COMPILED=1          the kernels are compiled already
 set -eu
 PYTHON=${PYTHON:-python3}
 export PYTORCH_NO_CUDA_MEMORY_CACHING=1 # each tensor in memory of its own, so that its end is an end
@@ -10,7 +11,7 @@ run_tests() {
 }
 
 # Kernels are compiled by a run that nobody watches: the compiler would be slow.
-run_tests "$PYTHON"
+[ "${COMPILED:-}" ] || run_tests "$PYTHON"
 
 WATCH="compute-sanitizer --tool memcheck --target-processes application-only --error-exitcode 9"
 if $WATCH "$PYTHON" -m tests.gpu.planted_error; then
