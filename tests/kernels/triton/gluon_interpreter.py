@@ -1,4 +1,5 @@
-"""Gluon kernels under Triton's interpreter, which knows no Gluon: the same source with layouts dropped.
+"""Gluon kernels under Triton's interpreter, which knows no Gluon: the same source with layouts dropped, and with shared
+memory that a copy reaches when it is waited for.
 
 What it cannot show is whether lanes hold what a layout says; Gluon itself refuses layouts that do not fit.
 """
@@ -10,8 +11,11 @@ import sys
 from types import ModuleType
 from unittest import mock
 
+import numpy as np
 import triton
+import triton.experimental
 import triton.language as tl
+from triton.runtime.interpreter import TensorHandle
 
 from octavo.kernels.triton import words
 
@@ -27,6 +31,7 @@ class _Language(ModuleType):
         return "layout"
 
     NVMMADistributedLayout = DotOperandLayout = DistributedLinearLayout = BlockedLayout = SliceLayout = _layout
+    SwizzledSharedLayout = _layout
 
     @staticmethod
     def arange(start, end, layout=None):
@@ -45,8 +50,50 @@ class _Language(ModuleType):
         return value
 
     @staticmethod
+    def allocate_shared_memory(dtype, shape, layout):
+        return _Shared(np.full([int(size) for size in shape], 0x5A5A5A5A, np.int32))
+
+    @staticmethod
     def inline_asm_elementwise(asm, constraints, args, dtype, is_pure, pack):
         return _ASSEMBLY[asm.value](*args)
+
+
+class _Shared:
+    """A part of shared memory, int32."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def index(self, at):
+        return _Shared(self.data[int(at)])
+
+    def slice(self, start, length):
+        return _Shared(self.data[start : start + length])
+
+    def load(self, layout):
+        return tl.core.tensor(
+            TensorHandle(self.data.copy(), tl.int32), tl.core.block_type(tl.int32, list(self.data.shape))
+        )
+
+
+class _Copies(ModuleType):
+    """`async_copy`."""
+
+    def __init__(self):
+        super().__init__("async_copy")
+        self.begun, self.groups = [], []
+
+    def async_copy_global_to_shared(self, shared, ptrs):
+        self.begun.append((shared.data, tl.load(ptrs).handle.data))
+
+    def commit_group(self):
+        self.groups.append(self.begun)
+        self.begun = []
+
+    def wait_group(self, outstanding):
+        while len(self.groups) > outstanding:
+            for target, values in self.groups.pop(0):
+                target[...] = values
 
 
 def _mma_v2(a, b, acc):
@@ -82,13 +129,14 @@ def load_decode_codes() -> ModuleType:
     """`decode_codes.py` in a form of its own."""
     gluon, ampere = ModuleType("gluon"), ModuleType("ampere")
     gluon.jit, gluon.constexpr_function, gluon.language = triton.jit, triton.constexpr_function, _Language("language")
-    ampere.mma_v2 = _mma_v2
+    ampere.mma_v2, ampere.async_copy = _mma_v2, _Copies()
     modules = {
         "triton.experimental.gluon": gluon,
         "triton.experimental.gluon.language": gluon.language,
         "triton.experimental.gluon.language.nvidia.ampere": ampere,
     }
-    with mock.patch.dict(sys.modules, modules):
+    # Gluon itself may have been imported, and be an attribute of the package that it is looked for in.
+    with mock.patch.dict(sys.modules, modules), mock.patch.object(triton.experimental, "gluon", gluon, create=True):
         for name in ("octavo.kernels.triton.code_operands", "octavo.kernels.triton.decode_codes"):
             spec = importlib.util.find_spec(name)
             module = importlib.util.module_from_spec(spec)

@@ -1,19 +1,17 @@
 """Codes of K and V as operands of matrix instructions, without leaving the lane that loaded them. Written in Gluon.
 
 K stays whole numbers: queries become 16-bit ones in two halves, and a product with the 32 codes of a group is scaled
-after it was formed. V becomes float16 values. What a lane loads from stored rows, 16 of them at a time:
+after it was formed. V becomes float16 values. What a lane has of stored rows, 8 of them at a time:
 
-    K    row lane / 4 (and 8 more): 8 bytes of every group, from byte 8 (lane % 4) on
-    V    rows 2 (lane % 4), the next one (and 8 more): words from VECTOR (lane / 4) on
-
-All other parts of an address are constants.
+    K    row lane / 4: 8 bytes of every group, from byte 8 (lane % 4) on; by way of shared memory
+    V    rows 2 (lane % 4) and the next one: words from VECTOR (lane / 4) on
 """
 
 from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from octavo.kernels.triton.words import Q4_ASM, Q4_REGISTERS, Q8_ASM, Q8_REGISTERS
 
@@ -24,8 +22,8 @@ KEY = gl.constexpr(gl.DotOperandLayout(1, MMA, 4))
 VALUE = gl.constexpr(gl.DotOperandLayout(0, MMA, 2))
 WEIGHT = gl.constexpr(gl.DotOperandLayout(1, MMA, 2))
 # Scores [8 query rows, 8 columns]: the upper half of an accumulator, and, transposed, half of a WEIGHT.
-SCORE = gl.constexpr(gl.DistributedLinearLayout([[0, 1]], [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]], [], [], [8, 8]))
-KEY_WORDS = gl.constexpr(gl.DistributedLinearLayout([[0, 1]], [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]], [], [], [8, 8]))
+KEY_LANES = gl.constexpr([[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]])
+SCORE = gl.constexpr(gl.DistributedLinearLayout([[0, 1]], KEY_LANES.value, [], [], [8, 8]))
 VALUE_SCALES = gl.constexpr(gl.DistributedLinearLayout([], [[1, 0], [2, 0], [0, 1], [0, 2], [0, 4]], [], [], [4, 8]))
 
 
@@ -60,10 +58,46 @@ def piece_rows(dim, codec):
 
 
 @gluon.constexpr_function
+def bits(first, last):
+    """The powers of two from `first` on, below `last`."""
+    return [first << i for i in range((last // first).bit_length() - 1)] if last > first else []
+
+
+@gluon.constexpr_function
+def copied_words(words):
+    """[16, words]: 16 bytes a lane."""
+    places = [[0, bit] for bit in bits(4, words)] + [[row, 0] for row in (1, 2, 4, 8)]
+    lanes = (places + [[0, 0]] * 5)[:5]
+    return gl.DistributedLinearLayout([[0, 1], [0, 2], *places[5:]], lanes, [], [], [16, words])
+
+
+@gluon.constexpr_function
+def copied_scales(pairs):
+    """[16, pairs]: a lane has those of a row."""
+    registers = [[0, bit] for bit in bits(1, pairs)]
+    return gl.DistributedLinearLayout(registers, [[1, 0], [2, 0], [4, 0], [8, 0], [0, 0]], [], [], [16, pairs])
+
+
+@gluon.constexpr_function
+def shared_words(words):
+    """How rows of K lie in shared memory: 16 bytes of neighbouring rows in other banks."""
+    return gl.SwizzledSharedLayout(4, max(1, 32 // words), min(8, words // 4), [1, 0])
+
+
+@gluon.constexpr_function
+def key_words(words):
+    """[8, words]."""
+    groups = [[0, bit] for bit in bits(8, words)]
+    return gl.DistributedLinearLayout([[0, 1], *groups], KEY_LANES.value, [], [], [8, words])
+
+
+@gluon.constexpr_function
 def key_scales(pairs):
-    """[4 pairs of rows, pairs of scales]."""
-    registers = [[0, 1 << i] for i in range(pairs.bit_length() - 1)]
-    return gl.DistributedLinearLayout(registers, [[1, 0], [2, 0], [0, 0], [0, 0], [0, 0]], [], [], [4, pairs])
+    """[8, pairs]: a lane has those of the rows that are its columns in SCORE."""
+    registers = [[0, bit] for bit in bits(1, pairs)]
+    return gl.DistributedLinearLayout(
+        [*registers, [1, 0]], [[2, 0], [4, 0], [0, 0], [0, 0], [0, 0]], [], [], [8, pairs]
+    )
 
 
 @gluon.constexpr_function
@@ -113,28 +147,23 @@ def prepare_queries(row_ptrs, real, DIM: gl.constexpr, CODEC: gl.constexpr):
 
 
 @gluon.jit
-def load_keys(ptr, scale_ptr, rows, head, HEADS: gl.constexpr, DIM: gl.constexpr, CODEC: gl.constexpr):
-    """For every 16 rows: words [8, 8] by 8 rows and 8 words, then pairs of scales [4, pairs] by 8 rows and parity."""
+def copy_keys(ptr, scale_ptr, rows, head, words, scales, HEADS: gl.constexpr, DIM: gl.constexpr, CODEC: gl.constexpr):
+    """Begin to copy words and pairs of scales of every 16 rows to shared memory [rows, words] and [rows, pairs]."""
     WORDS: gl.constexpr = num_words(DIM, CODEC)
     PAIRS: gl.constexpr = DIM // 64
-    layout: gl.constexpr = key_scales(PAIRS)
-    t = gl.arange(0, 8, layout=gl.SliceLayout(1, KEY_WORDS))[:, None]
-    w = gl.arange(0, 8, layout=gl.SliceLayout(0, KEY_WORDS))[None, :]
-    pair = gl.arange(0, 4, layout=gl.SliceLayout(1, layout))[:, None]
-    group = gl.arange(0, PAIRS, layout=gl.SliceLayout(0, layout))[None, :]
-    out = ()
+    layout: gl.constexpr = copied_words(WORDS)
+    scale_layout: gl.constexpr = copied_scales(PAIRS)
+    t = gl.arange(0, SUB, layout=gl.SliceLayout(1, layout)).to(gl.int64)[:, None]
+    w = gl.arange(0, WORDS, layout=gl.SliceLayout(0, layout)).to(gl.int64)[None, :]
+    scale_t = gl.arange(0, SUB, layout=gl.SliceLayout(1, scale_layout))[:, None]
+    pair = gl.arange(0, PAIRS, layout=gl.SliceLayout(0, scale_layout))[None, :]
     for i in gl.static_range(len(rows)):
-        ptrs = ptr + (rows[i][0] * HEADS + head) * WORDS + (t * (HEADS * WORDS) + w)
-        scale_ptrs = scale_ptr + (rows[i][0] * HEADS + head) * PAIRS + (pair * (2 * HEADS * PAIRS) + group)
-        words = ()
-        scales = ()
-        for half in gl.static_range(2):
-            for j in gl.static_range(WORDS // 8):
-                words = words + (gl.load(ptrs + (half * 8 * HEADS * WORDS + j * 8)),)
-            for parity in gl.static_range(2):
-                scales = scales + (gl.load(scale_ptrs + (half * 8 + parity) * HEADS * PAIRS),)
-        out = out + ((words, scales),)
-    return out
+        first = rows[i][0] * HEADS + head
+        ptrs = ptr + first * WORDS + (t * (HEADS * WORDS) + w)
+        scale_ptrs = scale_ptr + first * PAIRS + (scale_t * (HEADS * PAIRS) + pair)
+        async_copy.async_copy_global_to_shared(words.slice(i * SUB, SUB), ptrs)
+        async_copy.async_copy_global_to_shared(scales.slice(i * SUB, SUB), scale_ptrs)
+    async_copy.commit_group()
 
 
 @gluon.jit
@@ -197,36 +226,45 @@ EIGHT = gl.constexpr((gl.float16,) * 8)
 
 
 @gluon.jit
-def columns(pairs, COUNT: gl.constexpr):
-    """[4, COUNT] as COUNT tensors [4, 1]."""
+def pieces(x, COUNT: gl.constexpr):
+    """[8, COUNT * N] as COUNT tensors [8, N]."""
     if COUNT == 1:
-        return (pairs,)
+        return (x,)
     else:
-        a, b = gl.split(gl.permute(gl.reshape(pairs, [4, 2, COUNT // 2]), [0, 2, 1]))
-        return columns(a, COUNT // 2) + columns(b, COUNT // 2)
+        a, b = gl.split(gl.permute(gl.reshape(x, [8, 2, x.shape[1] // 2]), [0, 2, 1]))
+        return pieces(a, COUNT // 2) + pieces(b, COUNT // 2)
 
 
 @gluon.jit
-def scores(q, keys, i: gl.constexpr, DIM: gl.constexpr, CODEC: gl.constexpr):
-    """q · k [8, 8] float32 of the i-th 8 columns in units of q."""
-    GROUPS: gl.constexpr = DIM // 32
+def load_keys(words, scales, SUBS: gl.constexpr, DIM: gl.constexpr, CODEC: gl.constexpr):
+    """From shared memory, for every 8 rows: words [8, 8] by 8 of them, and pairs of scales [8, 1]."""
+    WORDS: gl.constexpr = num_words(DIM, CODEC)
+    PAIRS: gl.constexpr = DIM // 64
+    out = ()
+    for i in gl.static_range(2 * SUBS):
+        codes = pieces(words.slice(i * 8, 8).load(key_words(WORDS)), WORDS // 8)
+        out = out + ((codes, pieces(scales.slice(i * 8, 8).load(key_scales(PAIRS)), PAIRS)),)
+    return out
+
+
+@gluon.jit
+def scores(q, keys, DIM: gl.constexpr, CODEC: gl.constexpr):
+    """q · k [8, 8] float32 of 8 rows in units of q."""
+    PAIRS: gl.constexpr = DIM // 64
     COUNT: gl.constexpr = num_words(DIM, CODEC) // 8
-    words, scales = keys[i // 2]
-    even = columns(scales[i % 2 * 2], GROUPS // 2)
-    odd = columns(scales[i % 2 * 2 + 1], GROUPS // 2)
+    codes, pairs = keys
     s = gl.zeros([8, 8], gl.float32, SCORE)
-    for j in gl.static_range(GROUPS // 2):
-        pairs = gl.reshape(gl.join(even[j], odd[j]), [8])
-        low, high = gl.inline_asm_elementwise(PAIR_ASM, "=f,=f,r", [pairs], TWO, True, 1)
-        s += product(q[2 * j], group_codes(words, i % 2 * COUNT, 2 * j, COUNT, CODEC)) * score_row(low)
-        s += product(q[2 * j + 1], group_codes(words, i % 2 * COUNT, 2 * j + 1, COUNT, CODEC)) * score_row(high)
+    for j in gl.static_range(PAIRS):
+        low, high = gl.inline_asm_elementwise(PAIR_ASM, "=f,=f,r", [gl.reshape(pairs[j], [8])], TWO, True, 1)
+        s += product(q[2 * j], group_codes(codes, 2 * j, COUNT, CODEC)) * score_row(low)
+        s += product(q[2 * j + 1], group_codes(codes, 2 * j + 1, COUNT, CODEC)) * score_row(high)
     return s
 
 
 @gluon.jit
-def group_codes(words, first: gl.constexpr, group: gl.constexpr, COUNT: gl.constexpr, CODEC: gl.constexpr):
-    """Words [8, 8] with the signed bytes of one group; `first` is where the words of its 8 rows begin."""
-    x = words[first + group % COUNT]
+def group_codes(words, group: gl.constexpr, COUNT: gl.constexpr, CODEC: gl.constexpr):
+    """Words [8, 8] with the signed bytes of one group."""
+    x = words[group % COUNT]
     if CODEC == 1:
         return x
     else:

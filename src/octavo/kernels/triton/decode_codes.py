@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.kernels.triton.code_operands import (
@@ -16,13 +16,16 @@ from octavo.kernels.triton.code_operands import (
     SCORE,
     SUB,
     as_weights,
+    copy_keys,
     element_of,
     load_keys,
     load_values,
     num_pieces,
+    num_words,
     piece_rows,
     prepare_queries,
     scores,
+    shared_words,
     values,
 )
 
@@ -86,6 +89,7 @@ def decode_codes(
     HAS_GAPS: gl.constexpr,
     HAS_SINKS: gl.constexpr,
     DEPENDENT: gl.constexpr,
+    STAGES: gl.constexpr,
 ):
     """`decode_split.py`'s kernel in tiles of 8 query rows and SUBS times 16 columns, of one warp.
 
@@ -109,7 +113,18 @@ def decode_codes(
         gdc_wait()
     if num_queries == 0:
         return
-    keys = load_keys(k_ptr, k_scale_ptr, rows, head, HKV, DK, K_CODEC)
+    # K of STAGES tiles: one that is multiplied, the others under way.
+    words = gl.allocate_shared_memory(
+        gl.int32, [STAGES, TILE, num_words(DK, K_CODEC)], shared_words(num_words(DK, K_CODEC))
+    )
+    scales = gl.allocate_shared_memory(gl.int32, [STAGES, TILE, DK // 64], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    copy_keys(k_ptr, k_scale_ptr, rows, head, words.index(0), scales.index(0), HKV, DK, K_CODEC)
+    for stage in gl.static_range(1, STAGES - 1):
+        later = stored_rows(table_ptr, column + stage * TILE, end, num_blocks, BLOCK_SIZE, SUBS)
+        copy_keys(k_ptr, k_scale_ptr, later, head, words.index(stage), scales.index(stage), HKV, DK, K_CODEC)
+    later = stored_rows(table_ptr, column + (STAGES - 1) * TILE, end, num_blocks, BLOCK_SIZE, SUBS)
+    read = 0
+    written = STAGES - 1
     stored = load_values(v_ptr, v_scale_ptr, rows, head, HKV, DV, V_CODEC)
     keep = None
     skip = None
@@ -135,8 +150,11 @@ def decode_codes(
     for _ in gl.static_range(num_pieces(DV, V_CODEC)):
         acc = acc + (gl.zeros([piece_rows(DV, V_CODEC), ROWS], gl.float32, MMA),)
     for _ in range(begin // TILE * TILE, end, TILE):
-        # Ids, then K, then V of the next tile are under way while this one is multiplied.
         next_rows = stored_rows(table_ptr, column + TILE, end, num_blocks, BLOCK_SIZE, SUBS)
+        async_copy.wait_group(STAGES - 2)
+        keys = load_keys(words.index(read), scales.index(read), SUBS, DK, K_CODEC)
+        copy_keys(k_ptr, k_scale_ptr, later, head, words.index(written), scales.index(written), HKV, DK, K_CODEC)
+        later = stored_rows(table_ptr, column + STAGES * TILE, end, num_blocks, BLOCK_SIZE, SUBS)
         s = ()
         for i in gl.static_range(2 * SUBS):
             cols = column + i * 8 + step
@@ -149,8 +167,8 @@ def decode_codes(
                         seen &= position[None, :] > (last - skip - window)[:, None]
                     else:
                         seen &= cols[None, :] > (last - window)[:, None]
-            s = s + (gl.where(seen, scores(q, keys, i, DK, K_CODEC) * q_scale[:, None], float("-inf")),)
-        keys = load_keys(k_ptr, k_scale_ptr, next_rows, head, HKV, DK, K_CODEC)
+            x = scores(q, keys[i], DK, K_CODEC) * q_scale[:, None]
+            s = s + (gl.where(seen, x, float("-inf")),)
         largest = s[0]
         for i in gl.static_range(1, 2 * SUBS):
             largest = gl.maximum(largest, s[i])
@@ -174,6 +192,8 @@ def decode_codes(
             acc = sums
         column += TILE
         rows = next_rows
+        read = gl.where(read == STAGES - 1, 0, read + 1)
+        written = gl.where(written == STAGES - 1, 0, written + 1)
         stored = load_values(v_ptr, v_scale_ptr, rows, head, HKV, DV, V_CODEC)
     whole = gl.sum(total, 1)
     row = (q0 + t).to(gl.int64) * HQ + q_head

@@ -66,14 +66,14 @@ _SETTINGS = {
     (4, 256): HeadSettings(Setting(DecodeTile(64, 4, 2), 264, 384), long=_NARROW),
 }
 
-# The same for codes.
+# The same for the kernel that reads codes.
 _CODES = {
-    (8, 64): HeadSettings(Setting(DecodeTile(32, 1, 1), 1584, 1584)),
-    (8, 128): HeadSettings(Setting(DecodeTile(32, 1, 1), 1056, 1056)),
-    (8, 256): HeadSettings(Setting(DecodeTile(16, 1, 1), 528, 528), long=Setting(DecodeTile(16, 1, 1), 1056, 1056)),
-    (4, 64): HeadSettings(Setting(DecodeTile(32, 1, 1), 2112, 2112)),
-    (4, 128): HeadSettings(Setting(DecodeTile(16, 1, 1), 2112, 2112)),
-    (4, 256): HeadSettings(Setting(DecodeTile(16, 1, 1), 528, 528), long=Setting(DecodeTile(16, 1, 1), 1056, 1056)),
+    (8, 64): HeadSettings(Setting(DecodeTile(32, 1, 3), 1056, 1056)),
+    (8, 128): HeadSettings(Setting(DecodeTile(32, 1, 3), 1056, 1056)),
+    (8, 256): HeadSettings(Setting(DecodeTile(16, 1, 3), 528, 528), long=Setting(DecodeTile(16, 1, 3), 1056, 1056)),
+    (4, 64): HeadSettings(Setting(DecodeTile(32, 1, 3), 1584, 1584), long=Setting(DecodeTile(32, 1, 3), 2112, 2112)),
+    (4, 128): HeadSettings(Setting(DecodeTile(32, 1, 3), 1584, 1584)),
+    (4, 256): HeadSettings(Setting(DecodeTile(16, 1, 3), 528, 528), long=Setting(DecodeTile(16, 1, 3), 1056, 1056)),
 }
 
 LEAST_CHUNK = 64

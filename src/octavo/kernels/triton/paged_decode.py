@@ -291,7 +291,8 @@ class PagedDecode:
                 "SUBS": tile.block_n // 16,
                 "K_CODEC": _CODECS[spec.k_codec],
                 "V_CODEC": _CODECS[spec.v_codec],
-                "num_warps": tile.num_warps,
+                "STAGES": tile.num_stages,
+                "num_warps": 1,
             },
         )
 
