@@ -13,7 +13,9 @@ from torch import Tensor
 from octavo.bench.kernel_loads import DecodeLoad, HeadShape
 from octavo.kernels.triton.decode_plan import DecodeRows
 from octavo.kernels.triton.decode_tiles import DecodeTile
+from octavo.kernels.triton.exact_attention import ExactAttention
 from octavo.kernels.triton.paged_decode import DecodeSpec, PagedDecode, StoredRows
+from octavo.kernels.triton.prefill_plan import PrefillRows
 from octavo.storage.codecs import CODECS
 
 LEAST_BYTES = 480 << 20  # K/V that a graph walks over: many times the level-2 cache
@@ -76,24 +78,37 @@ class DecodeSetup:
     def fused(
         self,
         *,
-        exact: bool = False,
         tile: DecodeTile | None = None,
         chunk: int | None = None,
         precise: bool | None = None,
     ) -> tuple[list[Call], Tensor]:
         """Our calls, one per copy, and their output [R, Hq, D]."""
-        shape = self.shape
-        spec = DecodeSpec(
-            shape.num_q_heads, shape.num_kv_heads, shape.dim, shape.dim, self.block_size, *self.codecs,
-            scale=1 / math.sqrt(shape.dim), exact=exact,
-        )  # fmt: skip
-        decode = PagedDecode(spec, torch.device("cuda"))
+        decode = PagedDecode(self._spec, torch.device("cuda"))
         decode.plan(self.rows(), tile=tile, chunk=chunk, precise=precise)
         out = torch.empty_like(self.q)
         return [
             lambda k=k, v=v: decode.run(self.q, k, v, self.table, out)  # type: ignore[misc]
             for k, v in zip(self.keys, self.values, strict=True)
         ], out
+
+    def exact(self) -> tuple[list[Call], Tensor]:
+        """`fused` with what serves `--exact`."""
+        rows = self.rows()
+        kernel = ExactAttention(self._spec, torch.device("cuda"))
+        kernel.plan(PrefillRows(rows.first_query, rows.num_queries, rows.columns - 1, rows.table_begin))
+        out = torch.empty_like(self.q)
+        return [
+            lambda k=k, v=v: kernel.run(self.q, k, v, self.table, out)  # type: ignore[misc]
+            for k, v in zip(self.keys, self.values, strict=True)
+        ], out
+
+    @property
+    def _spec(self) -> DecodeSpec:
+        shape = self.shape
+        return DecodeSpec(
+            shape.num_q_heads, shape.num_kv_heads, shape.dim, shape.dim, self.block_size, *self.codecs,
+            scale=1 / math.sqrt(shape.dim),
+        )  # fmt: skip
 
     def dense(self, index: int) -> tuple[Tensor, Tensor]:
         """K and V [R, Hkv, S, D] of one copy, contiguous, of an even load stored in a floating dtype."""
