@@ -93,6 +93,15 @@ def test_every_pairing_of_codecs_equals_the_oracle_on_a_gpu(codecs, dim):
     assert (case.run().double() - case.expected()).abs().max() < 5e-4
 
 
+def test_float32_queries_keep_their_precision_over_bfloat16_keys_of_any_number():
+    case = DecodeCase([2100] * 40, hq=8, hkv=2, dim=128, k_codec="bf16", v_codec="f16", device="cuda")
+    out, want = case.run(), case.expected()
+    assert not case.decode.geometry.precise
+    assert (out.double() - want).abs().max() < 2e-4
+    case.q = case.q.bfloat16()  # what rounding them would cost
+    assert (case.run().double() - want).abs().max() > 3e-4
+
+
 def test_pools_past_two_to_the_31_elements_are_addressed():
     block_size, dim, context = 16, 128, 4096
     num_rows = (2**31 // (HKV * dim) + 2 * context) // block_size * block_size

@@ -83,8 +83,13 @@ def part_stride(codec):
 
 @triton.constexpr_function
 def num_halves(q_dtype, k_dtype, precise):
-    """16-bit operands that a query becomes: float32 ones two if they are to keep their precision."""
-    return 2 if precise and q_dtype.primitive_bitwidth == 32 and k_dtype.primitive_bitwidth < 32 else 1
+    """16-bit operands that a query becomes: float32 ones two if they are to keep more precision than one has.
+
+    bfloat16 has so little that its rounding shows among thousands of columns.
+    """
+    if q_dtype.primitive_bitwidth != 32 or k_dtype.primitive_bitwidth == 32:
+        return 1
+    return 2 if precise or k_dtype.is_bf16() else 1
 
 
 @triton.jit
