@@ -37,6 +37,7 @@ CASES = {
     "f16 d128": {"dim": 128},
     "bf16 d256 window": {"k_codec": "bf16", "v_codec": "bf16", "dim": 256, "window": 50},
     "q4_0 and q8_0 d64": {"k_codec": "q4_0", "v_codec": "q8_0", "dim": 64},
+    "q8_0 and q4_0 d64": {"k_codec": "q8_0", "v_codec": "q4_0", "dim": 64},
     "q8_0 and q4_0 d128": {"k_codec": "q8_0", "v_codec": "q4_0", "dim": 128},
     "q4_0 and f16 d96 group 7": {"k_codec": "q4_0", "dim": 96, "hq": 14},
     "sinks, blocks of 64": {"sinks": True, "block_size": 64},
