@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Generator
 from pathlib import Path
 
@@ -18,6 +19,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
+
+from tests.kernels.triton.interpreter import prepare_interpreter
 
 # Triton reads this when it is imported, by whichever library: without a GPU its kernels run under its interpreter.
 if not torch.cuda.is_available():
@@ -35,6 +38,8 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
+        if "triton.runtime.interpreter" in sys.modules:  # by modules of kernels that are interpreted
+            prepare_interpreter()
         gc.freeze()
         gc.enable()
 
