@@ -162,7 +162,18 @@ def test_rows_that_draw_and_rows_that_take_the_best_share_a_replay(loaded, fused
 
 
 def test_log_probabilities_are_those_of_the_step_they_are_told_with(loaded, fused):
-    assert evolve(driver(loaded, Tape()), logprobs=2) == without(loaded, logprobs=2)
+    replayed, launched = driver(loaded, Tape()), driver(loaded, None)
+    launched.core.runner.graphs = None
+    assert evolve(replayed, logprobs=2) == evolve(launched, logprobs=2)
+    assert replayed.core.runner.graphs.counts["replayed"] > 0
+    for name, outcome in replayed.outcomes.items():
+        expected = launched.outcomes[name].logprobs
+        assert len(outcome.logprobs) == len(outcome.token_ids) == len(expected) > 0
+        assert [found.top[0][0] for found in outcome.logprobs] == outcome.token_ids
+        for found, launched_one in zip(outcome.logprobs, expected, strict=True):
+            assert found.token_id == launched_one.token_id
+            assert found.logprob == pytest.approx(launched_one.logprob, abs=1e-6)
+            assert found.top == launched_one.top
 
 
 def test_a_request_that_is_preempted_goes_on_with_the_same_tokens(loaded, fused):

@@ -15,7 +15,7 @@ from octavo.config import EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.events import StepEvent
 from octavo.engine.loaded_model import LoadedModel, load_model, plan_model, share_weights
-from octavo.outputs import FinishReason
+from octavo.outputs import FinishReason, TokenLogprobs
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
 from octavo.step_batch import StorageKind
@@ -49,11 +49,15 @@ def prompt_of(length: int, seed: int = 0) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class Outcome:
-    """What one request got: `logits[i]` [V] is what `token_ids[i]` was sampled from; none with decode lookahead."""
+    """What one request got: `logits[i]` [V] is what `token_ids[i]` was sampled from; none with decode lookahead.
+
+    `logprobs[i]` are those of `token_ids[i]`; none unless they were asked for.
+    """
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     logits: list[Tensor] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: str | None = None
 
@@ -93,6 +97,8 @@ class Driver:
             assert outcome.finish_reason is None, "an event after the end"
             outcome.token_ids += event.delta.token_ids
             outcome.text += event.delta.text
+            if event.logprobs is not None:
+                outcome.logprobs.append(event.logprobs)
             outcome.finish_reason, outcome.error = event.delta.finish_reason, event.error
         return events
 
