@@ -157,15 +157,6 @@ def test_a_step_uploads_the_ids_that_are_new_and_no_others(choose):
     assert uploaded[3] == uploaded[2]
 
 
-def test_values_in_q4_0_of_64_elements_are_gathered():
-    # On an H200 steps of them, through the kernels that store heads and prefill, differed from gathering by 4.
-    wide, narrow = (LayerSpec("full", 6, 2, dim, dim, 0.25) for dim in (128, 64))
-    codecs = CODECS["f16"], CODECS["q4_0"]
-    assert FusedAttention.refusal(wide, codecs, 16, torch.device("cuda")) is None
-    reason = FusedAttention.refusal(narrow, codecs, 16, torch.device("cuda"))
-    assert reason == "no proved kernel for q4_0 values of 64 elements"
-
-
 @pytest.mark.parametrize(
     ("settings", "codec", "reason"),
     [

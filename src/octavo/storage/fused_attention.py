@@ -112,8 +112,6 @@ class FusedAttention:
             return "no fused kernel for capped scores"
         if "f32" in [codec.name for codec in codecs]:
             return "no fused kernel for float32 keys or values"
-        if codecs[1].name == "q4_0" and spec.v_dim == 64:
-            return "no proved kernel for q4_0 values of 64 elements"
         return _decode_spec(spec, codecs, block_size).refusal()
 
     def plan(self, batch: StepBatch, group: int, tables: list[BlockTable]) -> FusedPlan:
