@@ -10,11 +10,18 @@ from octavo.config import StorageChoice
 from octavo.errors import InvalidRequest
 from octavo.step_batch import StorageKind
 
-PREFERRED_STORAGE: Mapping[tuple[str, str], StorageKind] = MappingProxyType({})
-"""(family, device type) -> the faster storage, as `octavo bench storage` decides it; steers `auto` alone.
+PREFERRED_STORAGE: Mapping[tuple[str, str], StorageKind] = MappingProxyType(
+    {
+        ("llama", "cpu"): StorageKind.PAGED,
+        ("gemma3_text", "cpu"): StorageKind.PAGED,
+    }
+)
+"""(family, device type) -> the storage that `octavo bench storage` decides for; steers `auto` alone.
 
-An entry needs the document that this command printed, under docs/benchmark_results/ and named here with its entry.
-None has been measured yet.
+An entry needs the document that this command printed:
+
+* llama on cpu: docs/benchmark_results/2026-11-30-smollm2-storage.md
+* gemma3_text on cpu: docs/benchmark_results/2026-11-30-gemma3-storage.md
 """
 
 
@@ -50,7 +57,10 @@ def resolve_storage(
         return StorageDecision(StorageKind.PAGED, "paged was asked for")
     measured = preferred_storage.get((family, device))
     if measured is not None:
-        return StorageDecision(measured, f"measured faster for {family} on {device}")
+        outcome = (
+            "dense was measured to be faster" if measured is StorageKind.DENSE else "dense was measured, no faster"
+        )
+        return StorageDecision(measured, f"{outcome} for {family} on {device}")
     if may_run_several:
         return StorageDecision(StorageKind.PAGED, f"several sequences may run; not measured for {family} on {device}")
     return StorageDecision(StorageKind.DENSE, f"one sequence runs; not measured for {family} on {device}")
