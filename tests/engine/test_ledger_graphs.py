@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -47,3 +49,19 @@ def test_what_is_set_aside_is_not_given_to_k_v(model):
     with_graphs, without = plan(model, "cuda", max_num_seqs=2), plan(model, "cuda", max_num_seqs=2, cuda_graphs=False)
     assert with_graphs.overhead_bytes - without.overhead_bytes == with_graphs.graph_bytes - SPARE_BLOCKS
     assert with_graphs.total_bytes <= with_graphs.available_bytes
+
+
+def test_a_gpu_sets_aside_what_parts_of_long_rows_leave_to_be_merged(model):
+    wide = replace(model, max_position_embeddings=1 << 16)
+
+    def step(context: int) -> int:
+        """Bytes that one more token takes, where a table of rotary positions grows as well."""
+        before, after = (
+            plan(wide, "cuda", max_num_seqs=2, max_context=length, prefill_chunk=512).workspace_bytes
+            for length in (context, context + 1)
+        )
+        return after - before
+
+    of_a_part = (2 * 512 + 2 * 128) * LAYOUT[0].num_q_heads * (LAYOUT[0].v_dim + 1) * 4
+    assert step(8192) - step(4096) == 2 * of_a_part
+    assert step(16384) - step(12288) == of_a_part

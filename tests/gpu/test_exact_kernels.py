@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from octavo.kernels.exact_parts import EXACT_PART
+from octavo.kernels.attention_parts import EXACT_PART
 from octavo.kernels.triton import exact_attention
 from octavo.kernels.triton.exact_attention import exact_tiles
 from octavo.kernels.triton.skinny_gemm import SkinnyScratch

@@ -9,13 +9,21 @@ import torch
 
 from octavo.cache.spec import CacheGroup
 from octavo.config import EngineConfig
+from octavo.kernels.attention_parts import (
+    EXACT_PART,
+    MOST_PARTIAL_BYTES,
+    MOST_PROGRAMS,
+    MOST_TILE_TOKENS,
+    PREFILL_PART,
+    RAGGED_CUTS,
+)
 from octavo.kernels.chunked_attention import KEY_CHUNK, MAX_SCORES
 from octavo.kernels.draws import scratch_bytes
-from octavo.kernels.exact_parts import EXACT_PART, MOST_PARTIAL_BYTES
 from octavo.models.config import ModelConfig
 from octavo.step_batch import StorageKind
 from octavo.storage.codecs import Codec
 from octavo.storage.compiled_attention import CompiledAttention
+from octavo.storage.fused_attention import VERIFY_TOKENS
 from octavo.storage.undo import DEPTH
 
 _ROTARY_BLOCK = 4096  # positions that the rotary table grows by
@@ -78,8 +86,11 @@ def workspace_bytes(
     scores = 0 if all(compiled) else 4 * MAX_SCORES * 4
     copies = undo_bytes(groups, config, serving) + shift_bytes(groups, config, max_context)
     copies += export_bytes(groups, serving, max_context) if serving.exports else 0
-    if serving.exact and serving.device.type == "cuda":
-        attention += _EXACT_SCRATCH + sum(_partial_bytes(group, tokens, max_context) for group in groups)
+    if serving.device.type == "cuda":
+        if serving.exact:
+            attention += _EXACT_SCRATCH + sum(_partial_bytes(group, tokens, max_context) for group in groups)
+        elif not serving.gather:
+            attention += sum(_split_bytes(group, config, tokens, max_context) for group in groups)
     return tables + sampling + activations + scores + attention + copies
 
 
@@ -157,6 +168,18 @@ def _partial_bytes(group: CacheGroup, tokens: int, max_context: int) -> int:
     spec, parts = group.spec, -(-max_context // EXACT_PART)
     rows = tokens * parts if parts > 1 else 0
     return min(rows * spec.num_q_heads * (spec.v_dim + 1) * 4, MOST_PARTIAL_BYTES)
+
+
+def _split_bytes(group: CacheGroup, config: EngineConfig, tokens: int, max_context: int) -> int:
+    """What attention on a GPU leaves of parts of a row's columns before they are merged: of chunks, and of rows of one
+    token and of a few, which have memory of their own.
+    """
+    spec, rows = group.spec, config.max_num_seqs
+    reach = max_context if spec.window is None else min(max_context, spec.window - 1 + config.chunk_tokens)
+    parts = -(-reach // PREFILL_PART) + (0 if spec.window is None else 1)
+    chunks = parts * (tokens + rows * MOST_TILE_TOKENS) if parts > 1 else 0
+    cuts = max(MOST_PROGRAMS // spec.num_kv_heads, rows * RAGGED_CUTS) + rows
+    return (chunks + cuts * (1 + VERIFY_TOKENS)) * spec.num_q_heads * (spec.v_dim + 1) * 4
 
 
 def _span(group: CacheGroup, config: EngineConfig, max_context: int) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.kernels.attention_parts import RAGGED_CUTS
 from octavo.kernels.triton.decode_plan import chunk_length
 
 
@@ -77,8 +78,6 @@ _CODES = {
 }
 
 LEAST_CHUNK = 64
-# Where sequences of differing lengths alone come near what the card holds at once: how often to cut an average one.
-_RAGGED_CUTS = 8
 
 
 def exact_tile(dim: int, bits: int) -> DecodeTile:
@@ -111,7 +110,7 @@ def choose(
         setting = settings.few
     programs = setting.programs if even else setting.ragged
     if not even and len(lengths) * num_kv_heads * 2 > programs:
-        programs = len(lengths) * num_kv_heads * _RAGGED_CUTS
+        programs = len(lengths) * num_kv_heads * RAGGED_CUTS
     most = max(len(lengths), programs // num_kv_heads)
     return setting.tile, chunk_length(seen, most, LEAST_CHUNK), most
 

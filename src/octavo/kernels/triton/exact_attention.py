@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from octavo.kernels.exact_parts import EXACT_PART, MOST_PARTIAL_BYTES
+from octavo.kernels.attention_parts import EXACT_PART, MOST_PARTIAL_BYTES
 from octavo.kernels.step_staging import StepStaging
 from octavo.kernels.triton.exact_merge import exact_merge
 from octavo.kernels.triton.launch import dependent_launch

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from octavo.kernels.attention_parts import PREFILL_PART
 from octavo.kernels.step_staging import StepStaging
 from octavo.kernels.triton.launch import dependent_launch
 from octavo.kernels.triton.paged_decode import DecodeSpec, StoredRows
@@ -27,8 +28,6 @@ _PRECISE_END_BF16 = 2048
 _HALVES_END_BF16 = 8192
 _EVERYWHERE = 2**31 - 1
 
-# Columns that one program attends over at most: cut at absolute multiples, so that chunks change nothing.
-_PART = 8192
 _MERGED = 2048  # elements that a program merges
 
 
@@ -51,7 +50,7 @@ class PagedPrefill:
         device: torch.device,
         staging: StepStaging | None = None,
         tile: PrefillTile | None = None,
-        part: int = _PART,
+        part: int = PREFILL_PART,
     ) -> None:
         """`staging` is what the caller sends between `plan` and `run`; without one, `plan` sends its own.
 
