@@ -14,6 +14,7 @@ PREFERRED_STORAGE: Mapping[tuple[str, str], StorageKind] = MappingProxyType(
     {
         ("llama", "cpu"): StorageKind.PAGED,
         ("gemma3_text", "cpu"): StorageKind.PAGED,
+        ("qwen2", "cpu"): StorageKind.PAGED,
     }
 )
 """(family, device type) -> the storage that `octavo bench storage` decides for; steers `auto` alone.
@@ -22,6 +23,7 @@ An entry needs the document that this command printed:
 
 * llama on cpu: docs/benchmark_results/2026-11-30-smollm2-storage.md
 * gemma3_text on cpu: docs/benchmark_results/2026-11-30-gemma3-storage.md
+* qwen2 on cpu: docs/benchmark_results/2026-11-30-qwen05-storage.md
 """
 
 
