@@ -443,7 +443,7 @@ def test_no_interleaving_shows_a_sequence_another_row_or_promises_what_there_is_
     PrefixMachine.happened.clear()
     run_state_machine_as_test(
         PrefixMachine,
-        settings=settings(derandomize=True, deadline=None, max_examples=350, stateful_step_count=50),
+        settings=settings(derandomize=True, deadline=None, max_examples=600, stateful_step_count=50),
     )
     happened = PrefixMachine.happened
     assert happened["step"] >= 10_000, happened

@@ -8,7 +8,7 @@ import pytest
 
 from octavo.config import EngineConfig
 from octavo.engine.loaded_model import plan_model
-from tests.tiny_models import save_hf
+from tests.tiny_models import save_hf, save_tokenizer
 
 KEYS = [
     *("model", "architecture", "layers", "hidden_size", "vocab_size", "trained_context", "file_bytes", "device"),
@@ -70,12 +70,19 @@ def test_text_is_a_plain_table_with_the_same_facts(octavo, model):
         if name in IN_SENTENCES:
             continue
         expected = "k=f16, v=f16" if name == "kv_dtype" else str(found[name])
-        if name == "storage":
-            expected = "dense for generate; paged for chat, serve and batch"
         assert facts[name.replace("_", " ")] == expected
     assert facts["weight memory"] == f"{found['memory']['weight_bytes'] / (1 << 20):,.1f} MiB"
     assert facts["2 full layers"].startswith("256 bytes per token, ")
     assert len({line.index(value) for line, value in zip(done.out.splitlines(), facts.values(), strict=True)}) == 1
+
+
+def test_a_family_of_which_nothing_was_measured_is_dense_for_one_sequence_alone(octavo, tmp_path):
+    save_hf(tmp_path, "qwen3")
+    save_tokenizer(tmp_path)
+    done = octavo("inspect", tmp_path)
+    assert (done.status, done.err) == (0, "")
+    storage = next(line for line in done.out.splitlines() if line.startswith("storage  "))
+    assert storage.split("  ", 1)[1].strip() == "dense for generate; paged for chat, serve and batch"
 
 
 def test_a_gguf_file_and_a_directory_of_the_same_model_agree(octavo, gguf):
