@@ -75,11 +75,9 @@ class AdmissionPool(SequencePool):
         """Blocks that a paged sequence may still take. What it shares of a window does not become free as it moves on,
         so it claims that anew; of a full group it may only have to replace the block it writes into.
         """
-        if self.has_windows and self.groups[group].spec.window is not None:
+        if self.groups[group].spec.window is not None:
             return max(0, needed - self._num_private(state, group))
-        table = state.tables[group]
-        held = len(table.block_ids) - (table.hole_stop - table.hole_start)
-        return (needed - held if needed > held else 0) + self._shares_tail(state, group)
+        return max(0, needed - state.tables[group].num_held) + self._shares_tail(state, group)
 
     def _num_private(self, state: SequenceState, group: int) -> int:
         pool, table = self.pools[group], state.tables[group]
