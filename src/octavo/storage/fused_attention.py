@@ -156,11 +156,11 @@ class FusedAttention:
             kernel = self._exact
             self._exact.plan(_chunks(placed, tables, padding), fixed=True)
         spare = [self._spare_row + i % self._block_size for i in range(padding)]
-        if any(table.skip for table in theirs):
-            places = _stored_rows(rows, theirs, group)
-        else:
-            positions = np.array([row.start - row.rope_offset for row in rows])
-            places = self._tables.stored_rows(begins, positions, self._block_size)
+        columns = np.array([row.start - row.rope_offset for row in rows], dtype=np.int64)
+        keep, skip = _gaps(rows, tables, 0)
+        if keep is not None and skip is not None:
+            columns += np.where(columns >= keep, skip, 0)
+        places = self._tables.stored_rows(begins, columns, self._block_size)
         stored = self._staging.put(np.concatenate((places, np.array(spare, dtype=np.int64))))
         kinds = {row.storage: row for row in rows}
         routes = {storage: self._route(row) for storage, row in kinds.items()}
