@@ -43,7 +43,8 @@ def forget(view: Bytes) -> None:
     mapping = root.base
     if not isinstance(mapping, mmap.mmap) or not view.size or not hasattr(mmap, "MADV_DONTNEED"):
         return
-    first, last = np.lib.array_utils.byte_bounds(view)
-    start = (first - root.ctypes.data) // mmap.PAGESIZE * mmap.PAGESIZE
+    first = view.ctypes.data - root.ctypes.data
+    last = first + sum((size - 1) * stride for size, stride in zip(view.shape, view.strides, strict=True)) + 1
+    start = first // mmap.PAGESIZE * mmap.PAGESIZE
     with suppress(OSError, ValueError):  # a system that will not: the memory stays
-        mapping.madvise(mmap.MADV_DONTNEED, start, last - root.ctypes.data - start)
+        mapping.madvise(mmap.MADV_DONTNEED, start, last - start)
