@@ -118,17 +118,18 @@ def test_every_row_of_a_paged_step_takes_a_kernel_that_is_counted(choose):
     }
 
 
-def test_keys_of_a_shifted_context_are_found_past_the_gap(choose):
+@pytest.mark.parametrize("padded", [False, True])
+def test_keys_of_a_shifted_context_are_stored_and_found_past_the_gap(choose, monkeypatch, padded):
     layout = [spec(), spec(window=24)]
-    outputs = []
-    for fused in (False, True):
-        choose(fused)
-        outputs.append(decode_shifted(layout))
-    for want, got in zip(*outputs, strict=True):
+    choose(fused=False)
+    expected = decode_shifted(layout)
+    choose(fused=True)
+    monkeypatch.setattr(kv_cache, "spare_blocks", lambda device: 1)
+    for want, got in zip(expected, decode_shifted(layout, padded=padded), strict=True):
         assert (got - want).abs().max() < 5e-4
 
 
-def decode_shifted(layout):
+def decode_shifted(layout, *, padded=False):
     generator = torch.Generator().manual_seed(4)
     books = Bookkeeping(layout, 5, max_context=96, codecs=("f16", "f16"))
     books.cache.set_rotation(lambda layer: torch.full((DIM // 2,), 0.1))
@@ -136,10 +137,15 @@ def decode_shifted(layout):
     for count, drop in ((70, 0), (1, 0), (1, 32), (1, 0), (1, 16), (1, 0)):
         if drop:
             books.drop(drop)
-        books.cache.plan(books.batch([0] * count))
+        rows = 2 if padded and count == 1 else count
+        if rows > count:
+            books.cache.plan_padded(books.batch([0]), rows, ())
+        else:
+            books.cache.plan(books.batch([0] * count))
         for layer in range(len(layout)):
-            q, k, v = (torch.randn(count, heads, DIM, generator=generator) for heads in (6, 2, 2))
-            outputs.append(books.cache.attend(layer, q, k, v).clone())
+            given = (torch.randn(count, heads, DIM, generator=generator) for heads in (6, 2, 2))
+            q, k, v = (torch.cat((x, x.new_zeros(rows - count, *x.shape[1:]))) for x in given)
+            outputs.append(books.cache.attend(layer, q, k, v)[:count].clone())
     return outputs
 
 
