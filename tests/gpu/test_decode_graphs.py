@@ -19,17 +19,17 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 @pytest.fixture(scope="module")
 def load(tmp_path_factory):
-    """load(family) -> a tiny model on the device."""
+    """load(family, exact=False) -> a tiny model on the device."""
     loaded = {}
 
-    def get(family):
-        if family not in loaded:
+    def get(family, *, exact=False):
+        if (family, exact) not in loaded:
             path = tmp_path_factory.mktemp(family)
             save_hf(path, family, max_position_embeddings=1024)
             save_tokenizer(path)
-            config = EngineConfig(dtype="bfloat16", device="cuda")
-            loaded[family] = load_model(plan_model(path, config), config)
-        return loaded[family]
+            config = EngineConfig(dtype="bfloat16", device="cuda", exact=exact)
+            loaded[family, exact] = load_model(plan_model(path, config), config)
+        return loaded[family, exact]
 
     return get
 
@@ -98,10 +98,11 @@ def test_a_graph_gives_the_bits_of_steps_launched_one_by_one_over_an_evolving_ba
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 1.0, "top_k": 40}, {"logprobs": 2}], ids=str)
 def test_looking_ahead_with_graphs_gives_the_tokens_of_steps_launched_one_by_one(load, settings):
-    loaded = load("llama")
-    got = engine(loaded, max_num_seqs=5)
+    # Looking ahead, a preempted sequence comes back among other rows: only exact kernels give the same bits there.
+    loaded = load("llama", exact=True)
+    got = engine(loaded, max_num_seqs=5, exact=True)
     assert got._looks_ahead
-    expected = engine(loaded, max_num_seqs=5, cuda_graphs=False, decode_lookahead=False)
+    expected = engine(loaded, max_num_seqs=5, exact=True, cuda_graphs=False, decode_lookahead=False)
     assert evolve(got, **settings) == evolve(expected, **settings)
     assert got.runner.graphs.counts["replayed"] > 100
 

@@ -118,30 +118,28 @@ def skinny_dot(
     tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     if EARLY:
         inside = begin + k < tl.minimum(begin + split_columns, K)
-        acc = tl.trans(early_product(x_ptrs + begin, w_ptrs + begin, inside, m < num_rows, EVEN, DEPENDENT))
-        finish(acc, m, n, y_ptr, partial_ptr, arrived_ptr, tile, tl.program_id(2), num_rows, N, y_stride, SPLITS)
-        return
-    SHAPE: tl.constexpr = [BLOCK_N, BLOCK_M] if WEIGHT_IS_FIRST else [BLOCK_M, BLOCK_N]
-    folded = tl.zeros(SHAPE, tl.float32)
-    for fold in tl.range(0, FOLDS, num_stages=1):
-        first = begin + fold * split_columns
-        end = tl.minimum(first + split_columns, K)
+        acc = early_product(x_ptrs + begin, w_ptrs + begin, inside, m < num_rows, EVEN, DEPENDENT)
+    else:
+        SHAPE: tl.constexpr = [BLOCK_N, BLOCK_M] if WEIGHT_IS_FIRST else [BLOCK_M, BLOCK_N]
         acc = tl.zeros(SHAPE, tl.float32)
-        for at in tl.range(first, end, BLOCK_K, num_stages=STAGES):
-            if EVEN:
-                x = tl.load(x_ptrs + at, mask=(m < num_rows)[:, None], other=0.0)
-                w = tl.load(w_ptrs + at, eviction_policy="evict_first")
-            else:
-                inside = (at + k < end)[None, :]
-                x = tl.load(x_ptrs + at, mask=(m < num_rows)[:, None] & inside, other=0.0)
-                w = tl.load(w_ptrs + at, mask=inside, other=0.0)
-            x = x.to(w.dtype)
-            if WEIGHT_IS_FIRST:
-                acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
-            else:
-                acc = tl.dot(x, tl.trans(w), acc, input_precision="ieee")
-        folded = acc if FOLDS == 1 else folded + acc
-    acc = folded
+        for fold in tl.range(0, FOLDS, num_stages=1):
+            first = begin + fold * split_columns
+            end = tl.minimum(first + split_columns, K)
+            split = tl.zeros(SHAPE, tl.float32)
+            for at in tl.range(first, end, BLOCK_K, num_stages=STAGES):
+                if EVEN:
+                    x = tl.load(x_ptrs + at, mask=(m < num_rows)[:, None], other=0.0)
+                    w = tl.load(w_ptrs + at, eviction_policy="evict_first")
+                else:
+                    inside = (at + k < end)[None, :]
+                    x = tl.load(x_ptrs + at, mask=(m < num_rows)[:, None] & inside, other=0.0)
+                    w = tl.load(w_ptrs + at, mask=inside, other=0.0)
+                x = x.to(w.dtype)
+                if WEIGHT_IS_FIRST:
+                    split = tl.dot(w, tl.trans(x), split, input_precision="ieee")
+                else:
+                    split = tl.dot(x, tl.trans(w), split, input_precision="ieee")
+            acc = split if FOLDS == 1 else acc + split
     if WEIGHT_IS_FIRST:
         acc = tl.trans(acc)
     finish(acc, m, n, y_ptr, partial_ptr, arrived_ptr, tile, tl.program_id(2), num_rows, N, y_stride, SPLITS)
