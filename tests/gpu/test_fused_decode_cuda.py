@@ -1,4 +1,4 @@
-"""The fused paged decode on a CUDA device: a matrix of shapes, exact bits, graphs, and steps that wait for nothing."""
+"""The fused paged decode on a CUDA device: a matrix of shapes, graphs, and steps that wait for nothing."""
 
 from __future__ import annotations
 
@@ -118,29 +118,6 @@ def test_pools_past_two_to_the_31_elements_are_addressed():
     decode.plan(rows)
     decode.run(q, k, v, table, out)
     assert (out - expected(q, k, v, table, rows, block_size, decode.spec.scale)).abs().max() < 5e-4
-
-
-@pytest.mark.parametrize("codec", ["bf16", "f16", "q8_0", "q4_0"])
-@pytest.mark.parametrize("dim", [64, 128, 256])
-def test_exact_rows_have_the_same_bits_in_every_batch_and_among_several_queries(dim, codec):
-    case = DecodeCase(
-        [3000, 700, 1, 5000, 257], queries=[4, 1, 1, 2, 1], hq=14, hkv=2, dim=dim, k_codec=codec, v_codec=codec,
-        exact=True, device="cuda",
-    )  # fmt: skip
-    together = case.run()
-    assert (together.double() - case.expected()).abs().max() < 5e-4
-    rows, q = case.rows, case.q
-    for r, (first, count) in enumerate(zip(rows.first_query, rows.num_queries, strict=True)):
-        for t in range(count):
-            case.rows = DecodeRows(
-                first_query=np.zeros(1, dtype=np.int64),
-                num_queries=np.ones(1, dtype=np.int64),
-                first_column=rows.first_column[r : r + 1],
-                columns=rows.columns[r : r + 1] - (count - 1 - t),
-                table_begin=rows.table_begin[r : r + 1],
-            )
-            case.q = q[first + t : first + t + 1]
-            assert torch.equal(case.run()[0], together[first + t])
 
 
 def test_a_graph_replays_what_eager_gives_while_the_batch_evolves():

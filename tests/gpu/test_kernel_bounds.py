@@ -15,9 +15,11 @@ from octavo.engine.sampler import Sampler, SamplerRow
 from octavo.engine.sampling_device import draw_settings
 from octavo.engine.sampling_random import TokenNoise
 from octavo.engine.sampling_workspace import Workspace
+from octavo.kernels.attention_parts import EXACT_PART
 from octavo.kernels.draws import draw_tokens
 from octavo.kernels.greedy import greedy_tokens_by_parts
 from octavo.kernels.rows import HeadNorms, Rotation
+from octavo.kernels.triton.exact_attention import exact_tiles
 from octavo.kernels.triton.fused_rows import add_rms_norm_, gate
 from octavo.kernels.triton.gated_product import GatedTile, multiply_gated
 from octavo.kernels.triton.head_rows import HeadShape, rotate_and_store_heads
@@ -28,6 +30,7 @@ from octavo.kernels.triton.step_tokens import pick_tokens
 from octavo.sampling_params import SamplingParams
 from octavo.storage.codecs import CODECS
 from tests.kernels.triton.decode_cases import DecodeCase
+from tests.kernels.triton.exact_cases import attend, one_by_one
 from tests.kernels.triton.prefill_cases import PrefillCase
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")]
@@ -41,7 +44,6 @@ CASES = {
     "q8_0 and q4_0 d128": {"k_codec": "q8_0", "v_codec": "q4_0", "dim": 128},
     "q4_0 and f16 d96 group 7": {"k_codec": "q4_0", "dim": 96, "hq": 14},
     "sinks, blocks of 64": {"sinks": True, "block_size": 64},
-    "exact": {"exact": True, "dim": 128},
 }
 
 
@@ -57,11 +59,23 @@ def test_verification_of_a_few_tokens(name):
     assert (case.run().double() - case.expected()).abs().max() < 1e-3
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "exact"])
+@pytest.mark.parametrize("name", CASES)
 def test_prefill_of_chunks(name):
     case = PrefillCase([413, 31, 9], [200, 31, 1], device="cuda", spare_blocks=0, **CASES[name])
     assert (case.prefill(None).double() - case.expected()).abs().max() < 2e-3
     assert (case.prefill(None, part=256).double() - case.expected()).abs().max() < 2e-3
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_exact_rows_of_chunks_and_of_single_tokens(name):
+    case = PrefillCase([713, 31, 9], [200, 31, 1], device="cuda", spare_blocks=0, **CASES[name])
+    tiles = exact_tiles(case.dim, case.spec.bits)
+    whole = attend(case, case.chunks(), tiles=tiles, part=EXACT_PART)
+    assert (whole.double() - case.expected()).abs().max() < 2e-3
+    singles = attend(case, one_by_one(case)[-3:], tiles=tiles, part=EXACT_PART, fixed=True)
+    seen = ~singles.isnan()
+    assert seen.any()
+    assert torch.equal(singles[seen], whole[seen])
 
 
 @pytest.mark.parametrize("codec", ["f16", "bf16", "q8_0", "q4_0"])

@@ -30,7 +30,6 @@ class DecodeCase:
     out_dtype: torch.dtype = torch.float32
     window: int | None = None
     sinks: bool = False
-    exact: bool = False
     keep: int = 0
     skip: int = 0
     device: str = "cpu"
@@ -49,7 +48,7 @@ class DecodeCase:
         self.table = torch.full((len(blocks) * span,), 2**31 - 1, dtype=torch.int32)
         self.spec = DecodeSpec(
             self.hq, self.hkv, self.dim, self.dim, self.block_size, self.k_codec, self.v_codec,
-            scale=1 / math.sqrt(self.dim), window=self.window, exact=self.exact,
+            scale=1 / math.sqrt(self.dim), window=self.window,
         )  # fmt: skip
         device = torch.device(self.device)
         self.store, self.decoded = [], []

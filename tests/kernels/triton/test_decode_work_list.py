@@ -1,4 +1,4 @@
-"""How a decode step is cut into work: every column once, exact cuts at absolute places, nothing for what is absent."""
+"""How a decode step is cut into work: every column once, nothing for what is absent."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.kernels.triton.decode_plan import (
-    EXACT_CHUNK,
     DecodeRows,
     build_work_list,
     chunk_length,
     first_visible,
-    one_row_each,
 )
 from octavo.kernels.triton.decode_tiles import choose
 
@@ -33,20 +31,18 @@ def rows_of(columns, first=None, queries=None):
 lengths = st.lists(st.integers(-3, 5000), min_size=1, max_size=12)
 
 
-@given(lengths, st.integers(1, 40), st.booleans(), st.data())
+@given(lengths, st.integers(1, 40), st.data())
 @settings(deadline=None)
-def test_every_visible_column_is_in_one_item_and_slots_are_dense(columns, chunk, exact, data):
+def test_every_visible_column_is_in_one_item_and_slots_are_dense(columns, chunk, data):
     first = [data.draw(st.integers(0, max(n, 0))) for n in columns]
-    chunk *= EXACT_CHUNK if exact else 64
-    work = build_work_list(rows_of(columns, first), chunk=chunk, exact=exact)
+    chunk *= 64
+    work = build_work_list(rows_of(columns, first), chunk=chunk)
     slots = []
     for r, (n, begin) in enumerate(zip(columns, first, strict=True)):
         items = work.items[work.first_items[r] : work.first_items[r + 1]]
         seen = np.concatenate([np.arange(item[2], item[3]) for item in items])
         assert np.array_equal(seen, np.arange(begin, max(n, 0)))
         assert (items[:, 3] - items[:, 2] <= chunk).all()
-        if exact:
-            assert all(item[3] % chunk == 0 for item in items[:-1])
         assert (items[:, 5] >= 0).all() == (len(items) > 1)
         slots += [slot for slot in items[:, 5] if slot >= 0]
         assert work.merges[r, 3] == (len(items) if len(items) > 1 else 0)
@@ -62,31 +58,29 @@ def test_chunks_stay_within_the_budget_of_items(columns, budget):
 def test_short_sequences_beside_a_long_one_cost_no_dead_items():
     lengths = np.array([4096] + [256] * 7)
     _, chunk, _ = choose(128, 16, 8, lengths)
-    work = build_work_list(rows_of(lengths), chunk=chunk, exact=False)
+    work = build_work_list(rows_of(lengths), chunk=chunk)
     assert (work.items[:, 3] > work.items[:, 2]).all()
     assert (work.items[:, 3] - work.items[:, 2]).max() <= 256
 
 
 def test_padding_up_to_a_capacity_does_nothing():
-    work = build_work_list(rows_of([100, 0]), chunk=64, exact=False, capacity=9)
+    work = build_work_list(rows_of([100, 0]), chunk=64, capacity=9)
     assert len(work.items) == 9
     assert not work.items[work.num_items :].any()
     with pytest.raises(AssertionError, match="work list for 2"):
-        build_work_list(rows_of([100, 300]), chunk=64, exact=False, capacity=2)
+        build_work_list(rows_of([100, 300]), chunk=64, capacity=2)
 
 
 def test_windows_of_query_rows_begin_where_their_own_positions_say():
-    rows = one_row_each(rows_of([100, 7], queries=[3, 2]), window=10)
-    assert rows.columns.tolist() == [98, 99, 100, 6, 7]
-    assert rows.first_column.tolist() == [88, 89, 90, 0, 0]
+    assert first_visible(np.array([98, 100, 6]), 10, None, None).tolist() == [88, 90, 0]
     keep, skip = np.array([5]), np.array([21])
     assert first_visible(np.array([60]), 30, keep, skip).tolist() == [30]  # position 9
     assert first_visible(np.array([60]), 36, keep, skip).tolist() == [3]  # a kept one
 
 
 def test_a_plan_is_carried_on_until_a_chunk_is_full_or_empty():
-    work = build_work_list(rows_of([200, 90]), chunk=EXACT_CHUNK, exact=True)
-    assert work.advance(rows_of([256, 90], first=[10, 0]))
-    assert work.items[0, 2:4].tolist() == [10, 256]
-    assert not work.advance(rows_of([257, 90]))
-    assert not work.advance(rows_of([256, 90], first=[256, 0]))
+    work = build_work_list(rows_of([200, 90]), chunk=256)
+    assert work.advance(rows_of([500, 90], first=[10, 0]))
+    assert work.items[0, 2:4].tolist() == [10, 500]
+    assert not work.advance(rows_of([513, 90]))  # 256 columns more than its own
+    assert not work.advance(rows_of([500, 90], first=[500, 0]))

@@ -117,33 +117,6 @@ def test_corrupt_block_ids_hide_their_columns_and_read_nothing(bad):
     assert (out[0] - expected[0]).abs().max() > TOLERANCE
 
 
-def test_a_row_has_the_same_bits_alone_in_a_batch_and_among_other_queries_of_its_sequence():
-    settings = {"hq": 6, "exact": True, "q_dtype": torch.float16}
-    alone = make(lengths=[600], **settings)
-    expected = alone.run()
-    assert (expected.double() - alone.expected()).abs().max() < TOLERANCE
-    batch = make(lengths=[600, 300, 1], **settings)  # the first sequence draws the same numbers
-    many = make(lengths=[600], queries=[3], **settings)
-    for case, row in ((batch, 0), (many, 2)):
-        move_sequence(alone, case, row)
-        assert torch.equal(case.run()[row], expected[0])
-
-
-def move_sequence(source, target, row):
-    """Give the target's first sequence the K/V of the source's, and query `row` its query."""
-    for old, new in zip(source.store, target.store, strict=True):
-        for name, plane in old.planes().items():
-            for a, b in blocks_of(source, target):
-                size = source.block_size
-                new.planes()[name][b * size : b * size + size] = plane[a * size : a * size + size]
-    target.q[row] = source.q[0]
-
-
-def blocks_of(source, target):
-    count = -(-source.lengths[0] // source.block_size)
-    return zip(source.table[:count].tolist(), target.table[:count].tolist(), strict=True)
-
-
 def test_a_plan_that_is_carried_on_gives_what_a_new_one_gives():
     case = make(lengths=[500, 170], q_dtype=torch.float16)
     rows, decode = case.rows, None

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-EXACT_CHUNK = 256  # columns; where `--exact` cuts, at absolute multiples
-GRAIN = 64  # columns; other cuts lie at multiples of the largest tile
+GRAIN = 64  # columns; cuts lie at multiples of the largest tile
 ITEM_FIELDS, MERGE_FIELDS, GAP_FIELDS = 8, 4, 2
 
 Ints = NDArray[np.int64]
@@ -105,21 +104,17 @@ def chunk_length(lengths: Ints, max_items: int, least: int) -> int:
     return length
 
 
-def build_work_list(rows: DecodeRows, *, chunk: int, exact: bool, capacity: int | None = None) -> WorkList:
-    """Cut every sequence into equal parts of at most `chunk` columns, or at absolute multiples of `chunk` if `exact`.
+def build_work_list(rows: DecodeRows, *, chunk: int, capacity: int | None = None) -> WorkList:
+    """Cut every sequence into equal parts of at most `chunk` columns.
 
     `capacity` pads the items for a launch geometry that has been captured; it must hold them.
     """
     columns, begin = _bounds(rows)
     num_rows = len(columns)
-    if exact:
-        origin, step = begin // chunk * chunk, np.full(num_rows, chunk)
-        pieces = np.maximum(-(-(columns - origin) // step), 1)
-    else:
-        origin = begin // GRAIN * GRAIN
-        pieces = np.maximum(-(-(columns - origin) // chunk), 1)
-        step = GRAIN * -(-(columns - origin) // (pieces * GRAIN))
-        pieces = np.maximum(-(-(columns - origin) // np.maximum(step, 1)), 1)
+    origin = begin // GRAIN * GRAIN
+    pieces = np.maximum(-(-(columns - origin) // chunk), 1)
+    step = GRAIN * -(-(columns - origin) // (pieces * GRAIN))
+    pieces = np.maximum(-(-(columns - origin) // np.maximum(step, 1)), 1)
     first_items = np.concatenate(([0], np.cumsum(pieces)))
     num_items = int(first_items[-1])
     assert capacity is None or num_items <= capacity, f"{num_items} items in a work list for {capacity}"
@@ -142,8 +137,8 @@ def build_work_list(rows: DecodeRows, *, chunk: int, exact: bool, capacity: int 
     gaps = np.zeros((num_rows, GAP_FIELDS), dtype=np.int32)
     if rows.keep is not None and rows.skip is not None:
         gaps[:, 0], gaps[:, 1] = rows.keep, rows.skip
-    # A chunk that is not cut at absolute multiples may double before it is worth another plan.
-    limits = origin + pieces * step + (0 if exact else np.maximum(step, chunk))
+    # A chunk may double before it is worth another plan.
+    limits = origin + pieces * step + np.maximum(step, chunk)
     return WorkList(items, merges, gaps, first_items, limits, int(first_slot[-1]))
 
 
@@ -155,28 +150,6 @@ def first_visible(columns: Ints, window: int | None, keep: Ints | None, skip: In
     position = np.maximum(columns - gap - window, 0)
     first: Ints = position if keep is None else position + np.where(position >= keep, gap, 0)
     return first
-
-
-def one_row_each(rows: DecodeRows, window: int | None) -> DecodeRows:
-    """The same queries with one row per sequence: what a row sees no longer depends on those beside it.
-
-    Padding stays one row each, so that their number is that of the step.
-    """
-    counts = np.maximum(rows.num_queries, 1)
-    sequence = np.repeat(np.arange(len(rows.columns)), counts)
-    place = np.arange(len(sequence)) - np.repeat(np.cumsum(counts) - counts, counts)
-    columns = rows.columns[sequence] - (rows.num_queries[sequence] - 1 - place)
-    keep = None if rows.keep is None else rows.keep[sequence]
-    skip = None if rows.skip is None else rows.skip[sequence]
-    return DecodeRows(
-        first_query=rows.first_query[sequence] + place,
-        num_queries=np.minimum(rows.num_queries, 1)[sequence],
-        first_column=np.maximum(first_visible(columns, window, keep, skip), rows.first_column[sequence]),
-        columns=columns,
-        table_begin=rows.table_begin[sequence],
-        keep=keep,
-        skip=skip,
-    )
 
 
 def _bounds(rows: DecodeRows) -> tuple[Ints, Ints]:

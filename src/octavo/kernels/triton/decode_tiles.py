@@ -80,11 +80,6 @@ _CODES = {
 LEAST_CHUNK = 64
 
 
-def exact_tile(dim: int, bits: int) -> DecodeTile:
-    """The one tile for heads of `dim` elements whatever the load: a row's bits depend on it."""
-    return _settings(dim, bits).usual.tile
-
-
 def choose(
     dim: int, bits: int, num_kv_heads: int, lengths: NDArray[np.int64], codes: bool = False
 ) -> tuple[DecodeTile, int, int]:

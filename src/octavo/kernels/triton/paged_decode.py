@@ -16,17 +16,9 @@ from torch import Tensor
 
 from octavo.kernels.step_staging import StepStaging
 from octavo.kernels.triton.decode_merge import decode_merge
-from octavo.kernels.triton.decode_plan import (
-    EXACT_CHUNK,
-    ITEM_FIELDS,
-    MERGE_FIELDS,
-    DecodeRows,
-    WorkList,
-    build_work_list,
-    one_row_each,
-)
+from octavo.kernels.triton.decode_plan import ITEM_FIELDS, MERGE_FIELDS, DecodeRows, WorkList, build_work_list
 from octavo.kernels.triton.decode_split import decode_split
-from octavo.kernels.triton.decode_tiles import DecodeTile, choose, exact_tile
+from octavo.kernels.triton.decode_tiles import DecodeTile, choose
 
 _CODECS = {"f32": 0, "f16": 0, "bf16": 0, "q8_0": 1, "q4_0": 2}
 _BITS = {"q8_0": 8, "q4_0": 4}
@@ -45,7 +37,7 @@ _PRECISE_BELOW_BF16 = 2048
 
 @dataclass(frozen=True, slots=True)
 class DecodeSpec:
-    """What is compiled for: heads, storage and masks of one group of layers. `exact`: a row's bits are its own."""
+    """What is compiled for: heads, storage and masks of one group of layers."""
 
     num_q_heads: int
     num_kv_heads: int
@@ -56,7 +48,6 @@ class DecodeSpec:
     v_codec: str
     scale: float
     window: int | None = None
-    exact: bool = False
 
     def refusal(self) -> str | None:
         """Why the kernels do not serve this; None if they do."""
@@ -135,7 +126,8 @@ class PagedDecode:
         self._rows: DecodeRows | None = None
         self._fixed = False
         self._work: WorkList | None = None
-        self._tile = exact_tile(self._dim, spec.bits)
+        no_lengths = np.zeros(0, dtype=np.int64)
+        self._tile, _, _ = choose(self._dim, spec.bits, spec.num_kv_heads, no_lengths)
         self._codes_kernel = _codes_kernel(spec, device)
         self.geometry = Geometry(1, 0, 0, False, False, True, False, self._tile)
 
@@ -157,20 +149,18 @@ class PagedDecode:
         """
         spec = self.spec
         queries = int(rows.num_queries.max(initial=1))
-        if spec.exact:
-            rows, queries = one_row_each(rows, spec.window), 1
         if precise is None:
-            precise = spec.exact or self._is_short(rows, queries)
+            precise = self._is_short(rows, queries)
         codes = self._codes_kernel is not None and not precise and queries * spec.group <= CODE_ROWS
         chosen = tile is not None or chunk is not None or self.geometry.codes != codes
         continues = not chosen and self._work is not None and self._fixed == fixed and self._continues(rows, capacity)
         if continues and self._work is not None and self._work.advance(rows):
             self.plans_reused += 1
         else:
-            best_tile, best_chunk, most = self._choose(rows, codes)
-            self._work = build_work_list(rows, chunk=chunk or best_chunk, exact=spec.exact, capacity=capacity)
+            best_tile, best_chunk, most = choose(self._dim, spec.bits, spec.num_kv_heads, rows.lengths, codes)
+            self._work = build_work_list(rows, chunk=chunk or best_chunk, capacity=capacity)
             if fixed:
-                self._work = self._work.padded(self._fixed_capacity(self._work, most))
+                self._work = self._work.padded(_fixed_capacity(self._work, most))
             self._tile, self._fixed = tile or best_tile, fixed
             self.plans_built += 1
         self._rows, work = rows, self._work
@@ -259,7 +249,7 @@ class PagedDecode:
             for rows, form in zip((k, v), forms, strict=True)
         ]
         planes = [*codes, k.data if k.scales is None else k.scales, v.data if v.scales is None else v.scales]
-        tile_rows = 16 if spec.exact else _tile_rows(geometry.queries * spec.group, spec.v_dim)
+        tile_rows = _tile_rows(geometry.queries * spec.group, spec.v_dim)
         return (
             decode_split,
             planes,
@@ -295,21 +285,6 @@ class PagedDecode:
                 "num_warps": 1,
             },
         )
-
-    def _choose(self, rows: DecodeRows, codes: bool) -> tuple[DecodeTile, int, int]:
-        """Tile, chunk length, and most chunks."""
-        if self.spec.exact:
-            return exact_tile(self._dim, self.spec.bits), EXACT_CHUNK, 0
-        return choose(self._dim, self.spec.bits, self.spec.num_kv_heads, rows.lengths, codes)
-
-    def _fixed_capacity(self, work: WorkList, most: int) -> int:
-        """Items to launch for a work list of at most `most` chunks, whatever lengths its sequences have."""
-        if self.spec.exact:
-            return 1 << (work.num_items - 1).bit_length()
-        if not work.num_slots:
-            return len(work.merges)
-        # Cuts lie at multiples of GRAIN, which may give a sequence one more, and those that see nothing have one too.
-        return most + len(work.merges)
 
     def _continues(self, rows: DecodeRows, capacity: int | None) -> bool:
         """Whether these are the sequences of the last plan, in the same launch geometry."""
@@ -349,6 +324,14 @@ class PagedDecode:
             self._partial = torch.empty(partials * self.spec.v_dim, dtype=torch.float32, device=self._device)
 
 
+def _fixed_capacity(work: WorkList, most: int) -> int:
+    """Items to launch for a work list of at most `most` chunks, whatever lengths its sequences have."""
+    if not work.num_slots:
+        return len(work.merges)
+    # Cuts lie at multiples of GRAIN, which may give a sequence one more, and those that see nothing have one too.
+    return most + len(work.merges)
+
+
 def _form(codec: str, dim: int, precise: bool) -> int:
     """How the kernel reads a codec: as words where results may be rounded and parts of a head are wide enough."""
     form = _CODECS[codec]
@@ -360,7 +343,7 @@ def _codes_kernel(spec: DecodeSpec, device: torch.device) -> Any:
     """The kernel for quantised K and V where there is one: on NVIDIA's matrix units since Ampere, from whole words."""
     if device.type != "cuda" or torch.version.cuda is None or torch.cuda.get_device_capability(device) < (8, 0):
         return None
-    if spec.exact or spec.bits == 16 or not {spec.k_dim, spec.v_dim} <= {64, 128, 256}:
+    if spec.bits == 16 or not {spec.k_dim, spec.v_dim} <= {64, 128, 256}:
         return None
     if spec.k_codec not in _BITS or spec.v_codec not in _BITS:
         return None
