@@ -88,3 +88,14 @@ class StepBatch:
     @property
     def num_tokens(self) -> int:
         return sum(row.num_tokens for row in self.rows)
+
+    def copies_by_row(self) -> list[tuple[StepRow, list[BlockCopy]]]:
+        """Whose blocks the step copies into: what a row has copied is among what it says it gained."""
+        if not self.copies:
+            return []
+        owners = {(fresh.group, block): row for row in self.rows for fresh in row.fresh for block in fresh.block_ids}
+        copies: dict[int, tuple[StepRow, list[BlockCopy]]] = {}
+        for copy in self.copies:
+            row = owners[copy.group, copy.target]
+            copies.setdefault(row.slot, (row, []))[1].append(copy)
+        return list(copies.values())

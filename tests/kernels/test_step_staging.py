@@ -44,7 +44,7 @@ def test_values_of_equal_sizes_lie_in_equal_places_that_kernels_take_for_aligned
 def test_what_has_no_room_arrives_all_the_same_says_so_and_has_room_in_the_next_step():
     staging = StepStaging(torch.device("cpu"))
     put(staging, ([1], np.int64))
-    long = np.arange(100_000)
+    long = np.arange(200_000)
     (small, large) = put(staging, ([1], np.int64), (long, np.int64))
     assert staging.spilled
     assert small.tolist() == [1] and np.array_equal(large.numpy(), long)

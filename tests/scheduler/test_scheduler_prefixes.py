@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from unittest.mock import Mock
 
 import pytest
 from scheduler_simulation import StorageSimulation, make_common_state, make_pool, make_state
@@ -177,3 +178,13 @@ def test_two_hundred_requests_of_every_kind_of_end_leave_all_blocks_free_or_cach
     for one in pool.pools:
         assert one.num_live == 0 and one.num_free + one.num_cached == 12
     pool.check_integrity()
+
+
+def test_nobody_is_looked_up_for_whom_a_step_has_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = make_pool((60, 60))
+    scheduler, match = make_scheduler(pool, budget=64, chunk=32), Mock(side_effect=pool.prefix.match)
+    monkeypatch.setattr(pool.prefix, "match", match)
+    for i in range(6):
+        scheduler.add(make_state(f"r{i}", 24 + i, 3))
+    assert [row[:3] for row in shape(scheduled(scheduler))] == [("r0", 0, 24), ("r1", 0, 25), ("r2", 0, 15)]
+    assert match.call_count == 3

@@ -12,6 +12,7 @@ from octavo.bench.percentiles import Spread
 from octavo.cache.storage_policy import StorageDecision
 from octavo.config import EngineConfig
 from octavo.engine.core import EngineCore
+from octavo.engine.garbage import keep_what_is_there
 from octavo.engine.loaded_model import LoadedModel, share_weights
 from octavo.errors import InvalidRequest
 from octavo.request import Request
@@ -98,6 +99,7 @@ def bench_requests(
     """Answer them `rounds` times, after a first time that warms up: kernels are compiled and graphs recorded in it."""
     engine = RequestEngine(loaded, load, config)
     engine.run(on_first_token)
+    keep_what_is_there()  # as the process of a server's engine does
     done = [engine.run() for _ in range(rounds)]
     return RequestCell(
         load,

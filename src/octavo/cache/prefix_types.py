@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import NewType, Protocol
 
@@ -43,7 +43,8 @@ class PrefixDomain:
 
     def encoded(self) -> bytes:
         """Every field with its length before it, so that no two domains are written alike."""
-        fields = [field.encode() for field in astuple(self)]
+        texts = self.model, self.adapter, self.template, self.salt, self.media, self.rope
+        fields = [text.encode() for text in texts]
         return b"".join(len(field).to_bytes(8, "little") + field for field in fields)
 
 

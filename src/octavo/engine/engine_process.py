@@ -6,7 +6,6 @@ It never outlives its parent, writes nothing to standard output, and leaves sign
 from __future__ import annotations
 
 import ctypes
-import gc
 import importlib
 import logging
 import os
@@ -25,6 +24,7 @@ from typing import NoReturn
 from octavo.engine.engine_loop import EngineLoop
 from octavo.engine.engine_parts import EngineParts
 from octavo.engine.fault_text import cause_of
+from octavo.engine.garbage import keep_what_is_there
 from octavo.engine.wire import (
     Command,
     Fatal,
@@ -166,9 +166,7 @@ def _serve(port: SocketPort) -> int:
         port.send(Fatal(f"the model could not be loaded: {cause_of(error)}"))
         port.finish()
         raise
-    # What a loaded model consists of stays: a full collection that walks it would hold a step up for nothing.
-    gc.collect()
-    gc.freeze()
+    keep_what_is_there()
     loop = EngineLoop(parts.core, port)
     port.send(parts.loaded())
     try:

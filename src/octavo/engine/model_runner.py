@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.engine.graph_runner import GraphRunner
@@ -18,7 +22,6 @@ class ModelRunner:
     def __init__(self, loaded: LoadedModel, cache: KVCache, graphs: GraphRunner | None = None) -> None:
         """`graphs` runs the decode steps that it does not refuse, for who asks for that."""
         self._model = loaded.model
-        self._device = loaded.plan.device
         self.cache = cache
         self.graphs = graphs
 
@@ -33,16 +36,11 @@ class ModelRunner:
 
         `token_ids` int64 [T] on the device stand in for those of the batch, where these are not known yet.
         """
-        self.cache.plan(batch)
         if token_ids is None:
-            known = [token for row in batch.rows for token in row.token_ids]
-            token_ids = torch.tensor(known, device=self._device)
-        positions = [position for row in batch.rows for position in range(row.rope_start, row.rope_stop)]
-        inputs = ForwardInputs(
-            token_ids=token_ids,
-            positions=torch.tensor(positions, device=self._device),
-            limit=max(row.rope_stop for row in batch.rows),
-        )
+            positions, token_ids = self.cache.plan(batch, (_positions(batch), _token_ids(batch)))
+        else:
+            (positions,) = self.cache.plan(batch, (_positions(batch),))
+        inputs = ForwardInputs(token_ids, positions, limit=max(row.rope_stop for row in batch.rows))
         return self._model.forward(inputs, self.cache)
 
     @torch.inference_mode()
@@ -54,6 +52,19 @@ class ModelRunner:
         """Logits [R, V] float32 of the rows that ask for a sample, in batch order. Stores the K/V of every token."""
         hidden = self.forward(batch)
         return self.logits(sampled_rows(hidden, batch))
+
+
+def _token_ids(batch: StepBatch) -> NDArray[np.int64]:
+    """[T], of every token in batch order."""
+    return np.fromiter(chain.from_iterable([row.token_ids for row in batch.rows]), np.int64, batch.num_tokens)
+
+
+def _positions(batch: StepBatch) -> NDArray[np.int64]:
+    """Rotary positions [T] of every token in batch order."""
+    counts = np.array([row.num_tokens for row in batch.rows])
+    begins = np.array([row.rope_start for row in batch.rows]) - np.cumsum(counts) + counts
+    positions: NDArray[np.int64] = np.arange(batch.num_tokens) + np.repeat(begins, counts)
+    return positions
 
 
 def sampled_rows(hidden: Tensor, batch: StepBatch) -> Tensor:

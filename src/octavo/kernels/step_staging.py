@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _ALIGNMENT = 16  # bytes; what Triton specialises pointers on
-_LEAST_BYTES = 1 << 16
+_LEAST_BYTES = 1 << 20  # holds a large prompt step: with another buffer, all captured graphs would be worthless
 _HOST_BUFFERS = 4  # more than steps are ever under way, so that a buffer's last copy is over when its turn comes
 _MOST_VIEWS = 256
 _DTYPES: dict[str, torch.dtype] = {"int64": torch.int64, "int32": torch.int32}

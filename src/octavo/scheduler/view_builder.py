@@ -88,7 +88,8 @@ class ViewBuilder:
         )
 
     def _line(self, queue: WaitingQueue, running: Collection[RunningRequest], room: Blocks) -> tuple[WaitingView, ...]:
-        """The line as far as it can matter: not beyond the first that `room` has no blocks for.
+        """The line as far as it can matter: not beyond the first that `room` has no blocks for, nor where those before
+        take all tokens of the step.
 
         A dense one enters by itself while blocks are cached, and if it begins with any: its run evicts what the others
         may have been promised of the prefix cache, and what these take of it may be where its run is to be.
@@ -96,9 +97,9 @@ class ViewBuilder:
         line: list[WaitingView] = []
         storages: set[StorageKind] = set()
         together = not any(self._pool.num_cached_blocks)
-        siblings, num_slots = self._computing(running), self._pool.num_free_slots
+        siblings, num_slots, budget = self._computing(running), self._pool.num_free_slots, self._max_batch_tokens
         for waiting in queue:
-            if not num_slots:
+            if not num_slots or budget <= 0:
                 break
             if behind := siblings.behind(waiting):
                 line.append(WaitingView(waiting.request_id, waiting.num_tokens, (), behind=behind))
@@ -115,6 +116,7 @@ class ViewBuilder:
             if not fits(view.blocks, room):
                 break
             room, num_slots = less(room, view.blocks), num_slots - 1
+            budget -= min(view.num_remaining, self._prefill_chunk)
             siblings.add(waiting, 0)
         return tuple(line)
 

@@ -129,8 +129,9 @@ class KVCache:
         self._without_sinks.discard(layer)
         self._call.forget()
 
-    def plan(self, batch: StepBatch) -> None:
-        """Make the step's copies of blocks, route its rows and count the routes. Valid until the next call.
+    def plan(self, batch: StepBatch, beside: Sequence[NDArray[np.int64]] = ()) -> tuple[Tensor, ...]:
+        """Make the step's copies of blocks, route its rows and count the routes. Valid until the next call, as is what
+        was given `beside`, which goes to the device with the plan, in one copy, and is returned.
 
         A row whose `rope_offset` has risen since its last step was shifted: all its stored keys but the kept tokens'
         are rotated back first. Raises `EngineFault` while a layer lacks its sink logits or a shifted row its rotation,
@@ -138,8 +139,10 @@ class KVCache:
         """
         self._prepare(batch)
         self.staging.begin()
+        values = tuple([self.staging.put(each) for each in beside])
         self._plans = [attention.plan(batch, g, self._tables) for g, attention in enumerate(self._attention)]
         self._send()
+        return values
 
     def padding_refusal(self, batch: StepBatch) -> str | None:
         """Why a step cannot be padded; None if `plan_padded` serves it."""
@@ -183,7 +186,7 @@ class KVCache:
         if self._without_sinks:
             raise EngineFault(f"layer {min(self._without_sinks)} has no sink logits yet; call set_sinks before a step")
         rises = self._rises(batch)
-        owned = _copies_by_row(batch)
+        owned = batch.copies_by_row()
         for row, copies in owned:
             made = self._made_copies(row)
             for copy in copies:
@@ -366,18 +369,6 @@ class KVCache:
         """
         write_rings(self._rings, slot, state)
         self._undo.set_written(slot, state.written)
-
-
-def _copies_by_row(batch: StepBatch) -> list[tuple[StepRow, list[BlockCopy]]]:
-    """Whose blocks a step copies into: what a row has copied is among what it says it gained."""
-    if not batch.copies:
-        return []
-    owners = {(fresh.group, block): row for row in batch.rows for fresh in row.fresh for block in fresh.block_ids}
-    copies: dict[int, tuple[StepRow, list[BlockCopy]]] = {}
-    for copy in batch.copies:
-        row = owners[copy.group, copy.target]
-        copies.setdefault(row.slot, (row, []))[1].append(copy)
-    return list(copies.values())
 
 
 def spare_blocks(device: torch.device) -> int:
