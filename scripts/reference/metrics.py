@@ -8,7 +8,7 @@ from typing import Any, cast
 from prometheus_client import Metric
 
 from octavo.engine.serving import EngineStatus, ModelInfo, ServingEngine
-from octavo.engine.stats import BlockCounts, EngineStats, HistogramCounts, RouteCount
+from octavo.engine.stats import BlockCounts, DecodeSteps, EngineStats, HistogramCounts, RouteCount
 from octavo.server.metrics import ServerMetrics
 from scripts.reference.markdown import code, codes, page, table
 
@@ -54,6 +54,6 @@ def _engine() -> Any:
         if str(each.type) == "int" or str(each.type) == "float"
     }
     stats |= {"blocks": (BlockCounts(1, 1, 1),), "routes": (RouteCount("gather", "reason", 1),)}
-    stats |= {"step_seconds": _COUNTS, "batch_size": _COUNTS}
+    stats |= {"step_seconds": _COUNTS, "batch_size": _COUNTS, "decode_steps": (DecodeSteps("replayed", 1),)}
     info: dict[str, Any] = dict.fromkeys(ModelInfo.__dataclass_fields__, "")
     return SimpleNamespace(status=EngineStatus("ready"), info=ModelInfo(**info), stats=EngineStats(**stats))

@@ -61,6 +61,8 @@ def test_every_metric_that_the_code_names_is_on_the_page_of_metrics() -> None:
     assert of["octavo_kv_blocks"] == ["group", "state"]
     assert of["octavo_step_seconds"] == []
     assert of["octavo_requests"] == ["endpoint", "outcome"]
+    assert of["octavo_decode_steps"] == ["how"]
+    assert all(metric.samples for metric in families())
 
 
 def test_every_family_and_encoding_is_on_the_page_of_models() -> None:
