@@ -94,7 +94,7 @@ def test_one_outlier_of_the_null_arm_shows_a_machine_on_which_nothing_can_be_tol
 
 
 def test_noise_alone_rarely_decides() -> None:
-    """1.2% of cells a side with five rounds; of 2,000 drawn cells, 12 to 48 but for one chance in a million."""
+    """1.2% of cells a side with five rounds; of 2,000 drawn cells, 5 to 50 but for two chances in a million."""
     draw = random.Random(7)
 
     def figure() -> float:

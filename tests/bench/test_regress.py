@@ -288,3 +288,26 @@ def test_the_command_fails_where_now_is_slower_and_prints_what_it_found(
     assert [json.loads(line)["type"] for line in out.read_text().splitlines()][-1] == "outcome"
     again = octavo("bench", "regress", "run", path, "-m", model, "--out", out)
     assert again.status == 2 and "cannot be written (File exists); name another file" in again.error
+
+
+def test_the_command_saves_what_it_measured_with_the_commit_and_the_flags(
+    model: Path, tmp_path: Path, octavo: Run, monkeypatch: pytest.MonkeyPatch, checkout: Path
+) -> None:
+    servers = StubServers()
+    monkeypatch.setattr(save_protocol, "__defaults__", (servers,))
+    monkeypatch.setattr("octavo.bench.old_source.checkout", lambda: checkout)
+    path = tmp_path / "saved.json"
+    small = ("--prompt-tokens", "8", "--concurrency", "1,2", "--max-tokens", 4, "--requests", 1, "--parallel", 2)
+    done = octavo("bench", "regress", "save", path, "-m", model, *small, "--threads", 1)
+    assert done.status == 0, done.err
+    assert servers.started == ["now"] * 5
+    saved = SavedProtocol.read(path)
+    assert (saved.commit, saved.flags, saved.rounds) == (commit(checkout), ("--parallel=2", "--threads=1"), 5)
+    head, *rows = done.out.splitlines()
+    assert head == f"saved {path}: commit {saved.commit[:12]}, tiny.gguf"
+    assert rows == [f"{name}   {spread}" for name, spread in saved.figures.items()] and len(rows) == len(CELLS)
+    again = octavo("bench", "regress", "save", path, "-m", model, *small)
+    assert again.status == 2 and "exists already; name another file" in again.error
+    few = octavo("bench", "regress", "save", tmp_path / "other.json", "-m", model, "--rounds", 4)
+    assert few.status == 2 and "rounds is 4; it must be 5 to 1000" in few.error
+    assert servers.started == ["now"] * 5, "what is refused is not measured"

@@ -13,6 +13,7 @@ from octavo.bench import served_arm
 from octavo.bench.paired_plot import plot_verdicts
 from octavo.bench.served_arm import Arm, ServedLoad
 from octavo.bench.serving import Watcher
+from octavo.bench.stamp import environment_stamp
 from octavo.bench.storage import StorageRun, bench_storage, storage_arms
 from octavo.bench.storage_report import document_lines
 from octavo.errors import EngineFault, InvalidRequest
@@ -116,7 +117,9 @@ def test_raw_data_hold_every_cell_of_every_arm_and_what_the_decision_was_made_fr
     run, raw = measured(StubServers())
     assert [each["type"] for each in raw] == ["head", *(["cell"] * 4 + ["routes"]) * 15, "outcome"]
     head, cell = raw[0], raw[1]
-    assert head["environment"]["commit"] is not None or "commit" in head["environment"]
+    stamp = environment_stamp()
+    told = ("commit", "machine", "python", "versions")
+    assert {name: head["environment"][name] for name in told} == {name: stamp[name] for name in told}
     assert (cell["arm"], cell["round"], cell["position"], cell["problem"]) == ("paged", 1, 1, None)
     assert (cell["prompt_tokens"], cell["concurrency"], len(cell["requests"])) == (8, 1, 1)
     assert cell["requests"][0]["output_tokens"] == 4
