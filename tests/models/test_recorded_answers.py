@@ -44,8 +44,8 @@ def cases(alias, mode):
     return json.loads((ORACLE / f"{alias}.{mode}.json").read_text())["cases"]
 
 
-def open_model(alias, dtype):
-    config = EngineConfig(dtype=dtype, device="cpu", max_context=1024, max_num_seqs=5)
+def open_model(alias, dtype, **settings):
+    config = EngineConfig(dtype=dtype, device="cpu", max_context=1024, max_num_seqs=5, **settings)
     return load_model(plan_model(weights_path(alias), config), config), config
 
 
@@ -86,8 +86,21 @@ def test_float32_gives_the_recorded_tokens_and_logits(alias):
 
 @pytest.mark.parametrize(("alias", "mode", "storage"), COMPARED)
 def test_the_default_dtype_agrees_wherever_the_recorded_margin_is_clear(default_dtype, alias, mode, storage):
+    assert_agrees_where_clear(default_dtype(alias), alias, mode, storage)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("route", ["full", "int4", "int8", "no exact"])
+@pytest.mark.parametrize("alias", ALIASES)
+def test_every_other_route_of_the_weights_agrees_wherever_the_recorded_margin_is_clear(alias, route):
+    choice = {"exact": False} if route == "no exact" else {"weights": route}
+    loaded, _ = open_model(alias, "bfloat16", **choice)
+    for mode in ("quant", "f32"):
+        assert_agrees_where_clear(loaded, alias, mode, StorageKind.PAGED)
+
+
+def assert_agrees_where_clear(loaded, alias, mode, storage):
     """Teacher-forced: each step continues the recorded answer, so one near-tie does not hide the rest."""
-    loaded = default_dtype(alias)
     recorded = cases(alias, mode)
     layout = loaded.model.kv_layout(loaded.plan.config)
     scheduler = HandScheduler(layout, storage, max_seqs=len(recorded), max_context=1024, codecs=codec_names(loaded))
