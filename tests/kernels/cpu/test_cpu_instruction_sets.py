@@ -111,25 +111,28 @@ class TestInstructionSets:
             Heads(4, 2, 16, 16, None, 20.0),
             Heads(32, 1, 32, 32, 9),
         ):
-            for start, num_tokens in ((0, 50), (130, 1), (63, 3)):
+            for start, num_tokens in ((0, 50), (130, 1), (63, 3), (700, 2)):
                 assert_is_the_definition(heads, start, num_tokens, kind=kind, dtype=dtype)
 
     def test_attention_with_sinks(self):
         for heads in (Heads(9, 3, 64, 64), Heads(8, 1, 80, 48, 50), Heads(32, 1, 32, 32, 9)):
-            for start, num_tokens in ((0, 50), (130, 1), (63, 3)):
+            for start, num_tokens in ((0, 50), (130, 1), (63, 3), (700, 2)):
                 assert_is_the_definition(heads, start, num_tokens, sinks=torch.linspace(-4, 4, heads.num_q))
 
     def test_attention_in_chunks(self):
-        heads = Heads(9, 3, 80, 80, 70)
-        q, k, v = heads.draw(150)
-        whole = attend(heads, q, k, v, dtype=torch.float16)
-        kernel, storage = heads.kernel(), Storage(heads, [150], "blocks32", torch.float16)
-        start = 0
-        for size in (1, 2, 60, 1, 3, 64, 19):
-            part = slice(start, start + size)
-            storage.store(kernel, k[part], v[part], start)
-            assert torch.equal(storage.attend(kernel, q[part], [storage.place(0, size, start)]), whole[part])
-            start += size
+        for heads in (Heads(9, 3, 80, 80, 70), Heads(6, 2, 64, 48)):
+            q, k, v = heads.draw(610)
+            whole = attend(heads, q, k, v, dtype=torch.float16)
+            kernel, storage = heads.kernel(), Storage(heads, [610], "blocks32", torch.float16)
+            start = 0
+            for size in (1, 2, 60, 1, 3, 64, 19, 106, 1, 2, 251, 3, 97):
+                part = slice(start, start + size)
+                storage.store(kernel, k[part], v[part], start)
+                for threads in (1, 3):
+                    library.set_threads(threads)
+                    got = storage.attend(kernel, q[part], [storage.place(0, size, start)])
+                    assert torch.equal(got, whole[part])
+                start += size
 
     def test_stored_rows_are_rounded_as_torch_rounds(self):
         heads = Heads(1, 1, 16, 16)

@@ -1,332 +1,230 @@
 // Causal attention straight from stored rows, whatever storage they lie in. The result of a query row is a function
-// of its own keys and values alone: scores are summed over the head's elements in order, keys are taken in chunks at
-// absolute multiples of CHUNK, and each chunk is added to a running maximum, sum and output. Rows are computed
-// together only to share the decoding of a chunk.
+// of its own keys and values alone: positions are cut into parts at absolute multiples of PART, each part gives a
+// largest score, a sum and an output (part.h), and these are added up in order of parts. Rows are computed together
+// only to share what is loaded, and parts by several threads only where there is too little else to share.
 
 #include "attention.h"
 
 #include <stdatomic.h>
 
-#include "codecs.h"
+#include "part.h"
 #include "pool.h"
 #include "scratch.h"
-#include "vec.h"
 
-enum { CHUNK = 64, TILE_ROWS = 32, BLOCK = VL == 16 ? 4 : 2, CHUNK_VECTORS = CHUNK / VL, GROUP = 4 };
-#define HIDDEN (-1e30f)
+enum { LEAST_WORK = 1 << 16 }; // products for scores: with fewer, another thread costs more than it takes over
 
-// The row of a position, and how many positions from it on lie in rows one after another.
+// A tile, and the parts of positions that it sees.
 typedef struct {
-    int64_t row, count;
-} row_run;
+    row_tile rows;
+    int64_t first_part, num_parts;
+    float *partials;      // [num_parts, partial_floats] where threads share the parts, or NULL
+    _Atomic int32_t left; // of them, that nobody has computed
+} tile;
 
-INLINE row_run run_of(const octavo_sequence *s, int64_t position) {
-    if (s->blocks) {
-        int64_t most = s->block_size;
-        if (position >= s->keep) position += s->skip;
-        else if (s->keep - position < most) most = s->keep - position;
-        const int64_t offset = position % s->block_size, left = s->block_size - offset;
-        return (row_run){s->blocks[position / s->block_size] * s->block_size + offset, left < most ? left : most};
-    }
-    if (!s->ring) return (row_run){s->base + position, INT64_MAX};
-    return (row_run){s->base + position % s->ring, s->ring - position % s->ring};
-}
-
-INLINE int64_t first_visible(const octavo_heads *heads, int64_t position) {
-    return heads->window && position >= heads->window ? position - heads->window + 1 : 0;
-}
-
-// ---- storing
-
-// New keys and values x [tokens, heads, dim], tokens `stride` apart, into the rows of their positions.
-void octavo_store(const float *x, int64_t stride, int64_t num_heads, const octavo_rows *rows,
-                  const octavo_sequence *sequences, int64_t count) {
-    for (int64_t i = 0; i < count; i++) {
-        const octavo_sequence *s = sequences + i;
-        for (int64_t t = 0; t < s->num_tokens; t++) {
-            int64_t row = run_of(s, s->start + t).row;
-            for (int64_t h = 0; h < num_heads; h++)
-                encode(x + (s->first_token + t) * stride + h * rows->dim, rows, row, h);
-        }
-    }
-}
-
-// ---- attending
+// All parts of a tile, or one.
+typedef struct {
+    int32_t tile, part;
+} item;
 
 typedef struct {
     const float *q;
     int64_t q_stride;
-    const octavo_rows *k, *v;
-    const octavo_sequence *sequences;
-    const octavo_heads *heads;
     const float *sinks; // [Hq], or NULL
-    int64_t tokens_per_tile;
     float *out;
     int64_t out_stride;
+    tile *tiles;
+    item *items;
     _Atomic int *failed; // set where memory ran out
 } attention;
 
-// Workspace of one item.
-typedef struct {
-    float *q, *keys, *values, *weights, *out; // [rows, Dk], [Dk, CHUNK], [CHUNK, Dv], [rows, CHUNK], [rows, Dv]
-    float *largest, *factor;                  // [rows]
-    vf (*sums)[NV];                           // [rows]
-    float *staging;                           // [LANES, Dk]
-} workspace;
-
-// out[d][0..16) = rows[0..16)[d] for d in [0, dim); out rows are CHUNK apart.
-INLINE void transpose(const float *rows, int64_t dim, float *out) {
-#if defined(__AVX512F__)
-    for (int64_t d = 0; d < dim; d += 16) {
-        __m512 a[16], b[16];
-        for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_ps(rows + i * dim + d);
-        for (int i = 0; i < 8; i++) {
-            b[2 * i] = _mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]);
-            b[2 * i + 1] = _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]);
-        }
-        for (int i = 0; i < 4; i++)
-            for (int half = 0; half < 2; half++) {
-                a[4 * i + 2 * half] = (__m512)_mm512_unpacklo_pd((__m512d)b[4 * i + half], (__m512d)b[4 * i + 2 + half]);
-                a[4 * i + 2 * half + 1] =
-                    (__m512)_mm512_unpackhi_pd((__m512d)b[4 * i + half], (__m512d)b[4 * i + 2 + half]);
-            }
-        // a[4 i + c] holds, in its four quarters, column c, c + 4, c + 8, c + 12 of rows 4 i to 4 i + 3.
-        for (int c = 0; c < 4; c++) {
-            __m512 low = _mm512_shuffle_f32x4(a[c], a[4 + c], 0x88), high = _mm512_shuffle_f32x4(a[c], a[4 + c], 0xdd);
-            __m512 low2 = _mm512_shuffle_f32x4(a[8 + c], a[12 + c], 0x88);
-            __m512 high2 = _mm512_shuffle_f32x4(a[8 + c], a[12 + c], 0xdd);
-            _mm512_storeu_ps(out + (d + c) * CHUNK, _mm512_shuffle_f32x4(low, low2, 0x88));
-            _mm512_storeu_ps(out + (d + 4 + c) * CHUNK, _mm512_shuffle_f32x4(high, high2, 0x88));
-            _mm512_storeu_ps(out + (d + 8 + c) * CHUNK, _mm512_shuffle_f32x4(low, low2, 0xdd));
-            _mm512_storeu_ps(out + (d + 12 + c) * CHUNK, _mm512_shuffle_f32x4(high, high2, 0xdd));
-        }
-    }
-#else
-    for (int64_t d = 0; d < dim; d++)
-        for (int i = 0; i < 16; i++) out[d * CHUNK + i] = rows[i * dim + d];
-#endif
-}
-
-// Keys (transposed) and values of positions [first, last) of the chunk at `begin`; what is there of others, in the same
-// vectors, is anything: nobody looks at their scores.
-static void load_chunk(const attention *a, const octavo_sequence *s, int64_t head, int64_t begin, int64_t first,
-                       int64_t last, const workspace *w) {
-    const int64_t k_dim = a->k->dim, v_dim = a->v->dim;
-    row_run run = {0, 0};
-    for (int64_t position = first; position < last;) {
-        const int64_t at = (position - begin) / LANES * LANES, end = begin + at + LANES < last ? begin + at + LANES : last;
-        for (; position < end; position++, run.row++, run.count--) {
-            if (run.count == 0) run = run_of(s, position);
-            decode(a->k, run.row, head, w->staging + (position - begin - at) * k_dim);
-            decode(a->v, run.row, head, w->values + (position - begin) * v_dim);
-        }
-        transpose(w->staging, k_dim, w->keys + at);
-    }
-}
-
-// weights[r] = q[r] · keys for `rows` rows and the keys of `count` vectors.
-INLINE void score_vectors(const float *q, const float *keys, int64_t dim, int rows, int count, float *weights) {
-    vf acc[BLOCK][GROUP];
-    for (int r = 0; r < rows; r++)
-        for (int g = 0; g < count; g++) acc[r][g] = splat(0.0f);
-    for (int64_t d = 0; d < dim; d++)
-        for (int r = 0; r < rows; r++)
-            for (int g = 0; g < count; g++)
-                acc[r][g] = fma_v(splat(q[r * dim + d]), load(keys + d * CHUNK + g * VL), acc[r][g]);
-    for (int r = 0; r < rows; r++)
-        for (int g = 0; g < count; g++) store(weights + r * CHUNK + g * VL, acc[r][g]);
-}
-
-// Of keys [from, to) of the chunk, and what shares their vectors.
-INLINE void score_rows(const float *q, const float *keys, int64_t dim, int64_t from, int64_t to, int rows,
-                       float *weights) {
-    int64_t c = from / VL;
-    const int64_t end = (to + VL - 1) / VL;
-    for (; c + GROUP <= end; c += GROUP) score_vectors(q, keys + c * VL, dim, rows, GROUP, weights + c * VL);
-    if (c + 2 <= end) {
-        score_vectors(q, keys + c * VL, dim, rows, 2, weights + c * VL);
-        c += 2;
-    }
-    if (c < end) score_vectors(q, keys + c * VL, dim, rows, 1, weights + c * VL);
-}
-
-// out[r] = out[r] * factor[r] + weights[r] · values, keys [from, to) in order.
-INLINE void add_values(float *out, const float *factor, const float *weights, const float *values, int64_t dim,
-                       int64_t from, int64_t to, int rows) {
-    int64_t d = 0;
-    for (; d + GROUP * VL <= dim; d += GROUP * VL) {
-        vf acc[BLOCK][GROUP];
-        for (int r = 0; r < rows; r++)
-            for (int g = 0; g < GROUP; g++) acc[r][g] = load(out + r * dim + d + g * VL) * splat(factor[r]);
-        for (int64_t key = from; key < to; key++)
-            for (int r = 0; r < rows; r++)
-                for (int g = 0; g < GROUP; g++)
-                    acc[r][g] = fma_v(splat(weights[r * CHUNK + key]), load(values + key * dim + d + g * VL), acc[r][g]);
-        for (int r = 0; r < rows; r++)
-            for (int g = 0; g < GROUP; g++) store(out + r * dim + d + g * VL, acc[r][g]);
-    }
-    for (; d < dim; d += VL)
-        for (int r = 0; r < rows; r++) {
-            vf acc = load(out + r * dim + d) * splat(factor[r]);
-            for (int64_t key = from; key < to; key++)
-                acc = fma_v(splat(weights[r * CHUNK + key]), load(values + key * dim + d), acc);
-            store(out + r * dim + d, acc);
-        }
-}
-
-// Scores of one row become weights; keys outside [from, to) of the chunk get none.
-INLINE void weigh_row(float *scores, int64_t from, int64_t to, float softcap, float *largest, float *factor,
-                      vf sums[NV]) {
-    if (from >= to) {
-        memset(scores, 0, CHUNK * 4);
-        *factor = 1.0f;
-        return;
-    }
-    vi lane;
-    for (int i = 0; i < VL; i++) lane[i] = i;
-    vf most[NV];
-    for (int v = 0; v < NV; v++) most[v] = splat(HIDDEN);
-    for (int c = 0; c < CHUNK_VECTORS; c++) {
-        vf score = load(scores + c * VL);
-        if (softcap != 0.0f) // cap · tanh(score / cap), and tanh(x) = 1 - 2 / (exp(2 x) + 1)
-            score = splat(softcap) - splat(2.0f * softcap) / (exp_v(score * splat(2.0f / softcap)) + splat(1.0f));
-        vi key = lane + c * VL;
-        score = select_v((key >= (int32_t)from) & (key < (int32_t)to), score, splat(HIDDEN));
-        store(scores + c * VL, score);
-        most[c % NV] = max_v(most[c % NV], score);
-    }
-    const float before = *largest, here = max_lanes(most), now = before > here ? before : here;
-    *largest = now;
-    *factor = exp_v(splat(before - now))[0];
-    for (int v = 0; v < NV; v++) sums[v] = sums[v] * splat(*factor);
-    for (int c = 0; c < CHUNK_VECTORS; c++) {
-        vi key = lane + c * VL;
-        vf weight = exp_v(load(scores + c * VL) - splat(now));
-        weight = select_v((key >= (int32_t)from) & (key < (int32_t)to), weight, splat(0.0f));
-        store(scores + c * VL, weight);
-        sums[c % NV] += weight;
-    }
-}
-
 static int64_t align(int64_t floats) { return (floats + 15) / 16 * 16; }
 
-static workspace make_workspace(int64_t k_dim, int64_t v_dim) {
-    const int64_t sizes[] = {TILE_ROWS * k_dim, k_dim * CHUNK, CHUNK * v_dim, TILE_ROWS * CHUNK, TILE_ROWS * v_dim,
-                             TILE_ROWS, TILE_ROWS, TILE_ROWS * LANES, LANES * k_dim};
-    float *parts[9];
-    int64_t total = 0;
-    for (int i = 0; i < 9; i++) total += align(sizes[i]);
-    float *at = octavo_scratch(SCRATCH_ATTENTION, total * 4);
-    for (int i = 0; i < 9 && at; i++) {
-        parts[i] = at;
-        at += align(sizes[i]);
-    }
-    if (at == NULL) return (workspace){0};
-    return (workspace){parts[0], parts[1], parts[2], parts[3], parts[4], parts[5], parts[6], (vf(*)[NV])parts[7], parts[8]};
+static int64_t num_rows(const row_tile *rows) { return (rows->t1 - rows->t0) * rows->group; }
+
+static int64_t partial_floats(int64_t rows, int64_t v_dim) { return 2 * align(rows) + rows * v_dim; }
+
+static partial partial_at(float *floats, int64_t rows) {
+    return (partial){floats, floats + align(rows), floats + 2 * align(rows)};
 }
 
-// Tokens [t0, t1) of a sequence, for the query heads of one K/V head.
-static void attend_tile(const attention *a, const octavo_sequence *s, int64_t head, int64_t t0, int64_t t1) {
-    const int64_t k_dim = a->k->dim, v_dim = a->v->dim, group = a->heads->num_q_heads / a->heads->num_kv_heads;
-    const int64_t rows = (t1 - t0) * group, last = s->start + t1, first = first_visible(a->heads, s->start + t0);
-    const workspace w = make_workspace(k_dim, v_dim);
-    if (w.q == NULL) {
-        atomic_store(a->failed, 1);
-        return;
+// Its `q` is NULL if memory ran out.
+static workspace make_workspace(int64_t k_dim, int64_t v_dim) {
+    const int64_t q = TILE_ROWS * k_dim, weights = TILE_ROWS * PART, staging = BATCH * (k_dim > v_dim ? k_dim : v_dim);
+    const int64_t rows = PART * 2, part = partial_floats(TILE_ROWS, v_dim);
+    float *at = octavo_scratch(SCRATCH_ATTENTION, (q + weights + staging + rows + 2 * part) * 4);
+    if (at == NULL) return (workspace){0};
+    workspace w = {.q = at, .weights = at + q, .staging = at + q + weights};
+    at += q + weights + staging;
+    w.rows = (int64_t *)at;
+    w.part = partial_at(at + rows, TILE_ROWS);
+    w.total = partial_at(at + rows + part, TILE_ROWS);
+    return w;
+}
+
+static void load_queries(const attention *a, const tile *t, const workspace *w) {
+    const row_tile *rows = &t->rows;
+    const int64_t dim = rows->k->dim;
+    for (int64_t r = 0; r < num_rows(rows); r++) {
+        const int64_t token = rows->sequence->first_token + rows->t0 + r / rows->group, head = rows->head * rows->group + r % rows->group;
+        const float *q = a->q + token * a->q_stride + head * dim;
+        for (int64_t d = 0; d < dim; d += VL) store(w->q + r * dim + d, load(q + d) * splat(rows->heads->scale));
     }
-    for (int64_t r = 0; r < rows; r++) {
-        const float *q = a->q + (s->first_token + t0 + r / group) * a->q_stride + (head * group + r % group) * k_dim;
-        for (int64_t d = 0; d < k_dim; d += VL) store(w.q + r * k_dim + d, load(q + d) * splat(a->heads->scale));
-        for (int64_t d = 0; d < v_dim; d += VL) store(w.out + r * v_dim + d, splat(0.0f));
-        for (int v = 0; v < NV; v++) w.sums[r][v] = splat(0.0f);
-        w.largest[r] = HIDDEN;
-        if (a->sinks) { // the sum so far is exp(sink - largest) = 1, of no value
-            const float sink = a->sinks[head * group + r % group];
-            w.largest[r] = sink > HIDDEN ? sink : HIDDEN;
-            w.sums[r][0][0] = 1.0f;
-        }
+}
+
+// What a row has before its first part: nothing, or its sink, whose weight is exp(sink - largest) = 1, of no value.
+static void begin_total(const attention *a, const tile *t, const workspace *w) {
+    const row_tile *rows = &t->rows;
+    memset(w->total.out, 0, (size_t)(num_rows(rows) * rows->v->dim) * 4);
+    for (int64_t r = 0; r < num_rows(rows); r++) {
+        const float sink = a->sinks ? a->sinks[rows->head * rows->group + r % rows->group] : HIDDEN;
+        w->total.largest[r] = sink > HIDDEN ? sink : HIDDEN;
+        w->total.sum[r] = a->sinks ? 1.0f : 0.0f;
     }
-    for (int64_t begin = first / CHUNK * CHUNK; begin < last; begin += CHUNK) {
-        const int64_t from = first > begin ? first : begin, to = last < begin + CHUNK ? last : begin + CHUNK;
-        load_chunk(a, s, head, begin, from, to, &w);
-        for (int64_t r0 = 0; r0 < rows; r0 += BLOCK) {
-            const int count = rows - r0 < BLOCK ? (int)(rows - r0) : BLOCK;
-            float *weights = w.weights + r0 * CHUNK;
-            switch (count) {
-            case 1: score_rows(w.q + r0 * k_dim, w.keys, k_dim, from - begin, to - begin, 1, weights); break;
-            case 2: score_rows(w.q + r0 * k_dim, w.keys, k_dim, from - begin, to - begin, 2, weights); break;
-#if VL == 16
-            case 3: score_rows(w.q + r0 * k_dim, w.keys, k_dim, from - begin, to - begin, 3, weights); break;
-            default: score_rows(w.q + r0 * k_dim, w.keys, k_dim, from - begin, to - begin, 4, weights); break;
-#endif
-            }
-            for (int r = 0; r < count; r++) {
-                const int64_t position = s->start + t0 + (r0 + r) / group, low = first_visible(a->heads, position);
-                const int64_t high = position + 1 < to ? position + 1 : to;
-                weigh_row(weights + r * CHUNK, (low > begin ? low : begin) - begin, high - begin, a->heads->softcap,
-                          w.largest + r0 + r, w.factor + r0 + r, w.sums[r0 + r]);
-            }
-            float *out = w.out + r0 * v_dim, *factor = w.factor + r0;
-            switch (count) {
-            case 1: add_values(out, factor, weights, w.values, v_dim, from - begin, to - begin, 1); break;
-            case 2: add_values(out, factor, weights, w.values, v_dim, from - begin, to - begin, 2); break;
-#if VL == 16
-            case 3: add_values(out, factor, weights, w.values, v_dim, from - begin, to - begin, 3); break;
-            default: add_values(out, factor, weights, w.values, v_dim, from - begin, to - begin, 4); break;
-#endif
-            }
-        }
+}
+
+static void add_part_to_total(const tile *t, int64_t part, partial result, const workspace *w) {
+    for (int64_t r = 0; r < num_rows(&t->rows); r++) {
+        const visible seen = seen_by(&t->rows, r, part * PART);
+        if (seen.low < seen.high) add_partial(w->total, result, r, t->rows.v->dim);
     }
+}
+
+static void attend_tile(const attention *a, const tile *t, const workspace *w);
+
+// The tile's total, divided by the sum of weights, to where the tokens have their results.
+static void end_total(const attention *a, const tile *t, const workspace *w) {
+    const row_tile *rows = &t->rows;
+    const int64_t dim = rows->v->dim;
     vi bad = splat_i(0);
-    for (int64_t r = 0; r < rows; r++) {
-        float *out = a->out + (s->first_token + t0 + r / group) * a->out_stride + (head * group + r % group) * v_dim;
-        const vf sum = splat(sum_lanes(w.sums[r]));
-        for (int64_t d = 0; d < v_dim; d += VL) {
-            const vf value = load(w.out + r * v_dim + d) / sum;
+    for (int64_t r = 0; r < num_rows(rows); r++) {
+        const int64_t token = rows->sequence->first_token + rows->t0 + r / rows->group, head = rows->head * rows->group + r % rows->group;
+        float *out = a->out + token * a->out_stride + head * dim;
+        const vf sum = splat(w->total.sum[r]);
+        for (int64_t d = 0; d < dim; d += VL) {
+            const vf value = load(w->total.out + r * dim + d) / sum;
             bad |= ((vi)value & 0x7fffffff) >= 0x7f800000;
             store(out + d, value);
         }
     }
     // A value that is not finite spoils even the tokens that give it no weight: each again, with its own keys only.
-    if (t1 - t0 > 1 && any_lane(bad))
-        for (int64_t t = t0; t < t1; t++) attend_tile(a, s, head, t, t + 1);
+    if (rows->t1 - rows->t0 > 1 && any_lane(bad))
+        for (int64_t token = rows->t0; token < rows->t1; token++) {
+            tile one = {.rows = *rows};
+            one.rows.t0 = token;
+            one.rows.t1 = token + 1;
+            const int64_t position = rows->sequence->start + token;
+            one.first_part = first_visible(rows->heads, position) / PART;
+            one.num_parts = position / PART + 1 - one.first_part;
+            attend_tile(a, &one, w);
+        }
 }
 
-// Items: for every sequence its tiles of tokens, for every tile the K/V heads.
-static void attend_item(void *job, int64_t first, int64_t last) {
-    const attention *a = job;
-    const octavo_sequence *s = a->sequences;
-    int64_t before = 0; // items of the sequences before s
-    for (int64_t item = first; item < last; item++) {
-        int64_t tiles;
-        for (;; s++) {
-            tiles = (s->num_tokens + a->tokens_per_tile - 1) / a->tokens_per_tile;
-            if (item < before + tiles * a->heads->num_kv_heads) break;
-            before += tiles * a->heads->num_kv_heads;
-        }
-        // The last tiles see the most keys: they go first.
-        int64_t tile = tiles - 1 - (item - before) / a->heads->num_kv_heads;
-        int64_t head = (item - before) % a->heads->num_kv_heads, t0 = tile * a->tokens_per_tile;
-        int64_t t1 = t0 + a->tokens_per_tile < s->num_tokens ? t0 + a->tokens_per_tile : s->num_tokens;
-        attend_tile(a, s, head, t0, t1);
+static void attend_tile(const attention *a, const tile *t, const workspace *w) {
+    load_queries(a, t, w);
+    begin_total(a, t, w);
+    for (int64_t part = t->first_part; part < t->first_part + t->num_parts; part++) {
+        attend_part(&t->rows, part * PART, w, w->part);
+        add_part_to_total(t, part, w->part, w);
     }
+    end_total(a, t, w);
+}
+
+// One part of a tile that threads share. Who computes the last one adds up all, in their order.
+static void attend_shared(const attention *a, tile *t, int64_t index, const workspace *w) {
+    const int64_t rows = num_rows(&t->rows), floats = partial_floats(rows, t->rows.v->dim);
+    load_queries(a, t, w);
+    attend_part(&t->rows, (t->first_part + index) * PART, w, partial_at(t->partials + index * floats, rows));
+    if (atomic_fetch_sub(&t->left, 1) > 1) return;
+    begin_total(a, t, w);
+    for (int64_t part = 0; part < t->num_parts; part++)
+        add_part_to_total(t, t->first_part + part, partial_at(t->partials + part * floats, rows), w);
+    end_total(a, t, w);
+}
+
+static void attend_items(void *job, int64_t first, int64_t last) {
+    const attention *a = job;
+    const row_tile *any = &a->tiles[0].rows;
+    const workspace w = make_workspace(any->k->dim, any->v->dim);
+    if (w.q == NULL) {
+        atomic_store(a->failed, 1);
+        return;
+    }
+    for (const item *i = a->items + first; i < a->items + last; i++) {
+        tile *t = a->tiles + i->tile;
+        if (t->partials) attend_shared(a, t, i->part, &w);
+        else attend_tile(a, t, &w);
+    }
+}
+
+// ---- sharing
+
+// Tiles of all sequences, the last tokens of each first: they see the most. Returns how many; `tiles` may be NULL.
+static int64_t list_tiles(const octavo_sequence *sequences, int64_t count, row_tile rows, tile *tiles) {
+    const int64_t tokens = TILE_ROWS / rows.group;
+    int64_t listed = 0;
+    for (const octavo_sequence *s = sequences; s < sequences + count; s++)
+        for (int64_t i = (s->num_tokens + tokens - 1) / tokens - 1; i >= 0; i--) {
+            rows.sequence = s;
+            rows.t0 = i * tokens;
+            rows.t1 = rows.t0 + tokens < s->num_tokens ? rows.t0 + tokens : s->num_tokens;
+            const int64_t first = first_visible(rows.heads, s->start + rows.t0) / PART;
+            const int64_t parts = (s->start + rows.t1 - 1) / PART + 1 - first;
+            for (rows.head = 0; rows.head < rows.heads->num_kv_heads; rows.head++, listed++)
+                if (tiles) tiles[listed] = (tile){.rows = rows, .first_part = first, .num_parts = parts, .left = (int32_t)parts};
+        }
+    return listed;
+}
+
+// Whether threads share a tile: where it is so much of all that a thread might be left without work.
+static int is_shared(const tile *t, int64_t parts_of_all, int64_t threads) {
+    return threads > 1 && t->num_parts > 1 && t->num_parts * threads * 4 > parts_of_all;
+}
+
+// The items of all tiles, into `job`, with memory for partial results. Returns how many; 0 if memory ran out.
+static int64_t list_items(attention *job, int64_t num_tiles, int64_t threads) {
+    int64_t parts = 0, items = 0, floats = 0;
+    for (const tile *t = job->tiles; t < job->tiles + num_tiles; t++) parts += t->num_parts;
+    for (const tile *t = job->tiles; t < job->tiles + num_tiles; t++) {
+        const int shared = is_shared(t, parts, threads);
+        items += shared ? t->num_parts : 1;
+        if (shared) floats += t->num_parts * partial_floats(num_rows(&t->rows), t->rows.v->dim);
+    }
+    float *partials = octavo_scratch(SCRATCH_PARTIALS, floats * 4 + items * (int64_t)sizeof(item));
+    if (partials == NULL) return 0;
+    item *next = job->items = (item *)(partials + floats);
+    for (int64_t i = 0; i < num_tiles; i++) {
+        tile *t = job->tiles + i;
+        if (!is_shared(t, parts, threads)) {
+            *next++ = (item){(int32_t)i, 0};
+            continue;
+        }
+        t->partials = partials;
+        partials += t->num_parts * partial_floats(num_rows(&t->rows), t->rows.v->dim);
+        for (int64_t part = 0; part < t->num_parts; part++) *next++ = (item){(int32_t)i, (int32_t)part};
+    }
+    return items;
 }
 
 // q [tokens, Hq, Dk], tokens `q_stride` apart -> out [tokens, Hq, Dv], contiguous. k and v hold the sequences' rows,
 // the step's own included. Learned logits sinks [Hq], unless NULL, join each softmax and add no value. Dk and Dv are
 // multiples of 16, at most 32 query heads share a K/V head. Returns 0, or 1 if memory ran out.
 int32_t octavo_attend(const float *q, int64_t q_stride, const octavo_rows *k, const octavo_rows *v,
-                   const octavo_sequence *sequences, int64_t count, const octavo_heads *heads, const float *sinks,
-                   float *out) {
-    const int64_t group = heads->num_q_heads / heads->num_kv_heads;
+                      const octavo_sequence *sequences, int64_t count, const octavo_heads *heads, const float *sinks,
+                      float *out) {
+    const row_tile rows = {.heads = heads, .k = k, .v = v, .group = heads->num_q_heads / heads->num_kv_heads};
+    const int64_t num_tiles = list_tiles(sequences, count, rows, NULL);
+    if (num_tiles == 0) return 0;
     _Atomic int failed = 0;
-    attention a = {q, q_stride, k, v, sequences, heads, sinks, TILE_ROWS / group, out, heads->num_q_heads * v->dim, &failed};
-    int64_t items = 0, work = 0;
-    for (int64_t i = 0; i < count; i++) {
-        const octavo_sequence *s = sequences + i;
-        items += (s->num_tokens + a.tokens_per_tile - 1) / a.tokens_per_tile * heads->num_kv_heads;
-        work += s->num_tokens * (s->start + s->num_tokens) * heads->num_q_heads;
-    }
-    octavo_parallel(items, work < 512 ? items : 1, attend_item, &a);
+    attention job = {.q = q, .q_stride = q_stride, .sinks = sinks, .out = out, .out_stride = heads->num_q_heads * v->dim,
+                     .tiles = octavo_scratch(SCRATCH_TILES, num_tiles * (int64_t)sizeof(tile)), .failed = &failed};
+    if (job.tiles == NULL) return 1;
+    list_tiles(sequences, count, rows, job.tiles);
+    int64_t work = 0;
+    for (int64_t i = 0; i < count; i++)
+        work += sequences[i].num_tokens * (sequences[i].start + sequences[i].num_tokens) * heads->num_q_heads * k->dim;
+    const int alone = work < LEAST_WORK;
+    const int64_t items = list_items(&job, num_tiles, alone ? 1 : octavo_threads());
+    if (items == 0) return 1;
+    octavo_parallel(items, alone ? items : 1, attend_items, &job);
     return failed;
 }

@@ -1,4 +1,4 @@
-// Where sequences keep their keys and values. See attention.c.
+// Where sequences keep their keys and values. See attention.c and store.c.
 #ifndef OCTAVO_ATTENTION_H
 #define OCTAVO_ATTENTION_H
 

@@ -111,6 +111,8 @@ static void after_fork(void) {
     pthread_cond_init(&bell, NULL);
 }
 
+int octavo_threads(void) { return atomic_load(&num_workers) + 1; }
+
 // Threads that share a job from now on, the caller's included. Returns how many there are.
 int octavo_set_threads(int threads) {
     static int prepared = 0;

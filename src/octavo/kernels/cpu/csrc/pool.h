@@ -10,4 +10,7 @@ typedef void (*octavo_task)(void *job, int64_t first, int64_t last);
 // A caller that finds the pool busy does its job alone, so any number of threads may call.
 void octavo_parallel(int64_t items, int64_t grain, octavo_task task, void *job);
 
+// Threads that share a job, the caller's included.
+int octavo_threads(void);
+
 #endif

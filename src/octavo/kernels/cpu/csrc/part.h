@@ -1,0 +1,188 @@
+// What one part of the positions gives a few rows of queries: the largest score, and by it the sum of weights and the
+// weighted sum of values. All of it is a function of the row's own keys in the part.
+#ifndef OCTAVO_PART_H
+#define OCTAVO_PART_H
+
+#include "positions.h"
+#include "scores.h"
+
+// Positions of a part; values taken at a time; keys loaded ahead; most rows of a tile, and up to which keys and values
+// are read where they lie.
+enum { PART = 256, BATCH = 64, AHEAD = 32, TILE_ROWS = 32, FEW_ROWS = 2 * BLOCK };
+#define HIDDEN (-1e30f)
+
+// Per row of a tile.
+typedef struct {
+    float *largest, *sum; // [rows]
+    float *out;           // [rows, Dv]
+} partial;
+
+// Of a thread.
+typedef struct {
+    float *q, *weights, *staging; // [TILE_ROWS, Dk] scaled, [TILE_ROWS, PART], [BATCH, Dk or Dv]
+    int64_t *rows;                // [PART] where the positions of the part lie
+    partial part, total;
+} workspace;
+
+// Rows of queries, those of one K/V head for tokens [t0, t1) of a sequence.
+typedef struct {
+    const octavo_sequence *sequence;
+    const octavo_heads *heads;
+    const octavo_rows *k, *v;
+    int64_t head, group, t0, t1;
+} row_tile;
+
+// What of positions [begin, begin + PART) row `row` of a tile sees, counted from begin: nothing where low >= high.
+typedef struct {
+    int64_t low, high;
+} visible;
+
+INLINE visible seen_by(const row_tile *tile, int64_t row, int64_t begin) {
+    const int64_t position = tile->sequence->start + tile->t0 + row / tile->group;
+    const int64_t low = first_visible(tile->heads, position) - begin, high = position + 1 - begin;
+    return (visible){low < 0 ? 0 : low, high > PART ? PART : high};
+}
+
+// Where `count` rows can be read as one of the dtypes of `load_element`, which is returned: where they lie, or decoded
+// into `staging`, if that is worth it or there is no other way.
+INLINE int find_elements(const octavo_rows *stored, const int64_t *rows, int64_t head, int64_t count, int few,
+                         float *staging, const char **elements) {
+    if (stored->dtype == F32 || (few && stored->dtype <= BF16)) {
+        const int64_t size = stored->dtype == F32 ? 4 : 2;
+        const char *data = (const char *)stored->data + head * stored->head_stride * size;
+        for (int64_t i = 0; i < count; i++) elements[i] = data + rows[i] * stored->row_stride * size;
+        return stored->dtype;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        decode(stored, rows[i], head, staging + i * stored->dim);
+        elements[i] = (const char *)(staging + i * stored->dim);
+    }
+    return F32;
+}
+
+// Begin to load rows [from, to) of `rows`. A head's rows that lie side by side the processor loads ahead by itself.
+INLINE void load_ahead(const octavo_rows *stored, const int64_t *rows, int64_t head, int64_t from, int64_t to) {
+    if (stored->dtype > BF16 || stored->row_stride == stored->dim) return;
+    const int64_t size = stored->dtype == F32 ? 4 : 2;
+    const char *data = (const char *)stored->data + head * stored->head_stride * size;
+    for (int64_t i = from; i < to; i++)
+        for (int64_t at = 0; at < stored->dim * size; at += 64)
+            __builtin_prefetch(data + rows[i] * stored->row_stride * size + at);
+}
+
+// CALL(dtype, rows) with both constant, for 1 to BLOCK rows.
+#if VL == 16
+#define OF_ROWS(CALL, dtype, rows)                                                                                   \
+    switch (rows) {                                                                                                 \
+    case 1: CALL(dtype, 1); break;                                                                                  \
+    case 2: CALL(dtype, 2); break;                                                                                  \
+    case 3: CALL(dtype, 3); break;                                                                                  \
+    default: CALL(dtype, 4);                                                                                        \
+    }
+#else
+#define OF_ROWS(CALL, dtype, rows)                                                                                   \
+    switch (rows) {                                                                                                 \
+    case 1: CALL(dtype, 1); break;                                                                                  \
+    default: CALL(dtype, 2);                                                                                        \
+    }
+#endif
+#define OF_DTYPE(CALL, dtype, rows)                                                                                  \
+    switch (dtype) {                                                                                                \
+    case F32: OF_ROWS(CALL, F32, rows) break;                                                                       \
+    case F16: OF_ROWS(CALL, F16, rows) break;                                                                       \
+    default: OF_ROWS(CALL, BF16, rows)                                                                              \
+    }
+
+// weights[r][from, to) = q[r] · keys, where from and to are multiples of LANES around what the tile sees.
+static void score_part(const row_tile *tile, int64_t rows, int64_t from, int64_t to, const workspace *w) {
+    const int64_t dim = tile->k->dim;
+    const int few = rows <= FEW_ROWS;
+    if (few) load_ahead(tile->k, w->rows, tile->head, from, from + AHEAD < to ? from + AHEAD : to);
+    for (int64_t key = from; key < to; key += LANES) {
+        if (few) {
+            if (key + AHEAD < to) load_ahead(tile->k, w->rows, tile->head, key + AHEAD, key + AHEAD + LANES);
+            load_ahead(tile->v, w->rows, tile->head, key, key + LANES);
+        }
+        const char *keys[LANES];
+        const int dtype = find_elements(tile->k, w->rows + key, tile->head, LANES, few, w->staging, keys);
+        for (int64_t r = 0; r < rows; r += BLOCK)
+            for (int v = 0; v < NV; v++) {
+#define SCORE(dtype, count)                                                                                          \
+    score_keys(dtype, keys + v * VL, w->q + r * dim, dim, count, PART, w->weights + r * PART + key + v * VL)
+                OF_DTYPE(SCORE, dtype, rows - r)
+            }
+    }
+}
+
+static void add_part(const row_tile *tile, int64_t rows, int64_t from, int64_t to, const workspace *w, float *out) {
+    const int64_t dim = tile->v->dim;
+    memset(out, 0, (size_t)(rows * dim) * 4);
+    for (int64_t key = from; key < to; key += BATCH) {
+        const int64_t count = to - key < BATCH ? to - key : BATCH;
+        const char *values[BATCH];
+        const int dtype =
+            find_elements(tile->v, w->rows + key, tile->head, count, rows <= FEW_ROWS, w->staging, values);
+        for (int64_t r = 0; r < rows; r += BLOCK) {
+#define ADD(dtype, n) add_values(dtype, values, w->weights + r * PART + key, PART, dim, count, n, out + r * dim)
+            OF_DTYPE(ADD, dtype, rows - r)
+        }
+    }
+}
+
+// Scores [from, to) of one row become weights, none for keys that it does not see.
+INLINE void weigh_row(float *scores, int64_t from, int64_t to, visible seen, float softcap, float *largest,
+                      float *sum) {
+    vi lane;
+    for (int i = 0; i < VL; i++) lane[i] = i;
+    vf most[NV], sums[NV];
+    for (int v = 0; v < NV; v++) most[v] = splat(HIDDEN), sums[v] = splat(0.0f);
+    for (int64_t key = from; key < to; key += LANES)
+        for (int v = 0; v < NV; v++) {
+            vf score = load(scores + key + v * VL);
+            if (softcap != 0.0f) // cap · tanh(score / cap), and tanh(x) = 1 - 2 / (exp(2 x) + 1)
+                score = splat(softcap) - splat(2.0f * softcap) / (exp_v(score * splat(2.0f / softcap)) + splat(1.0f));
+            const vi at = lane + (int32_t)(key + v * VL);
+            score = select_v((at >= (int32_t)seen.low) & (at < (int32_t)seen.high), score, splat(HIDDEN));
+            store(scores + key + v * VL, score);
+            most[v] = max_v(most[v], score);
+        }
+    *largest = max_lanes(most);
+    for (int64_t key = from; key < to; key += LANES)
+        for (int v = 0; v < NV; v++) {
+            const vi at = lane + (int32_t)(key + v * VL);
+            vf weight = exp_v(load(scores + key + v * VL) - splat(*largest));
+            weight = select_v((at >= (int32_t)seen.low) & (at < (int32_t)seen.high), weight, splat(0.0f));
+            store(scores + key + v * VL, weight);
+            sums[v] += weight;
+        }
+    *sum = sum_lanes(sums);
+}
+
+// The part of a tile at `begin`, into `result`; its queries are in w->q. Of rows that see nothing of it: anything.
+static void attend_part(const row_tile *tile, int64_t begin, const workspace *w, partial result) {
+    const int64_t rows = (tile->t1 - tile->t0) * tile->group;
+    const int64_t first = seen_by(tile, 0, begin).low, last = seen_by(tile, rows - 1, begin).high;
+    const int64_t from = first / LANES * LANES, to = (last + LANES - 1) / LANES * LANES;
+    find_rows(tile->sequence, begin + first, begin + last, w->rows + first);
+    // The vectors' other lanes: whatever is there, nobody looks at its score.
+    for (int64_t i = from; i < first; i++) w->rows[i] = w->rows[first];
+    for (int64_t i = last; i < to; i++) w->rows[i] = w->rows[last - 1];
+    score_part(tile, rows, from, to, w);
+    for (int64_t r = 0; r < rows; r++)
+        weigh_row(w->weights + r * PART, from, to, seen_by(tile, r, begin), tile->heads->softcap, result.largest + r,
+                  result.sum + r);
+    add_part(tile, rows, first, last, w, result.out);
+}
+
+// total += part, for row `row` of both; a row's parts are added in their order. One function for every use: inlined, a
+// compiler might round its products in different places.
+static __attribute__((noinline)) void add_partial(partial total, partial part, int64_t row, int64_t dim) {
+    const float before = total.largest[row], here = part.largest[row], now = before > here ? before : here;
+    const vf kept = exp_v(splat(before - now)), added = exp_v(splat(here - now));
+    total.largest[row] = now;
+    total.sum[row] = fma_v(splat(part.sum[row]), added, splat(total.sum[row]) * kept)[0];
+    for (int64_t d = row * dim; d < (row + 1) * dim; d += VL)
+        store(total.out + d, fma_v(load(part.out + d), added, load(total.out + d) * kept));
+}
+
+#endif
