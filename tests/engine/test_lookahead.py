@@ -153,6 +153,21 @@ def test_an_id_is_free_again_while_the_token_of_its_former_request_is_on_its_way
     assert_alone(loaded, driver, "b", prompt_of(6), GREEDY_30)
 
 
+def test_prompts_in_chunks_beside_answers_keep_nothing_from_looking_ahead(load):
+    loaded = load()
+    driver, launched = ahead(loaded, max_num_seqs=3, prefill_chunk=16, prefix_cache=False)
+    wanted = {f"{n}": (prompt_of(20 + 9 * n, n), n) for n in range(8)}
+    for name, (prompt, n) in wanted.items():
+        driver.add(name, prompt, GREEDY_12, n)
+    num_steps = 0
+    while driver.core.has_work:
+        driver.step()
+        num_steps += 1
+    assert num_steps > 40 and len(launched) == num_steps - 1
+    for name, (prompt, n) in wanted.items():
+        assert_alone(loaded, driver, name, prompt, GREEDY_12, n)
+
+
 def test_who_comes_to_a_free_slot_runs_with_the_next_step_and_who_waits_is_looked_after(load):
     driver, launched = ahead(load(), max_num_seqs=2)
     driver.add("a", prompt_of(5), SamplingParams(max_tokens=200, ignore_eos=True))

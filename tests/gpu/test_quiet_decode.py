@@ -91,3 +91,31 @@ def test_windows_and_codes_cost_no_waiting_and_no_memory(load, kv_dtype):
 def test_steps_launched_one_by_one_wait_for_nothing_and_ask_the_device_for_no_memory(load):
     replayed, _, segments = run_quietly(load(CONFIG), {}, cuda_graphs=False)
     assert (replayed, segments) == (0, 0)
+
+
+def test_prompts_beside_answers_are_launched_without_waiting_for_the_step_before(load):
+    given = EngineConfig(
+        max_num_seqs=ROWS, max_context=2048, num_kv_blocks=400, prefill_chunk=256, prefix_cache=False, device="cuda"
+    )
+    core = EngineCore(share_weights(load(CONFIG), given, StorageDecision(StorageKind.PAGED, "the test's")), given)
+
+    def answer(turn, mode):
+        for i in range(2 * ROWS):  # half of them wait
+            prompt = tuple((7 * j + i) % 1990 for j in range(600 + 50 * i))
+            core.add(Request(f"{turn}-{i}", prompt, SamplingParams(max_tokens=6 + i, ignore_eos=True), i))
+        num_ahead = steps = 0
+        torch.cuda.synchronize()
+        try:
+            torch.cuda.set_sync_debug_mode(mode)
+            while core.has_work:
+                core.step()
+                steps += 1
+                num_ahead += core._ahead is not None
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        return steps, num_ahead
+
+    answer(0, "default")
+    steps, num_ahead = answer(1, "error")
+    assert steps > 12
+    assert num_ahead >= steps - 2

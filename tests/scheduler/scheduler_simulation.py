@@ -21,9 +21,10 @@ GROUPS = (
 
 
 def make_pool(
-    num_blocks: tuple[int, int] = (12, 12), max_seqs: int = 3, max_append_tokens: int | None = None
+    num_blocks: tuple[int, ...] = (12, 12), max_seqs: int = 3, max_append_tokens: int | None = None
 ) -> CachePool:
-    return CachePool(GROUPS, BLOCK_SIZE, num_blocks, max_seqs, max_append_tokens)
+    """With one number of blocks it has no windows, and no rings."""
+    return CachePool(GROUPS[: len(num_blocks)], BLOCK_SIZE, num_blocks, max_seqs, max_append_tokens)
 
 
 def make_state(request_id: str, num_prompt: int, max_new: int, priority: int = 0) -> RequestState:
@@ -62,8 +63,9 @@ class StorageSimulation:
     their number unless given.
     """
 
-    def __init__(self, answer: Callable[[tuple[int, ...]], int] = len) -> None:
+    def __init__(self, answer: Callable[[tuple[int, ...]], int] = len, num_groups: int = len(GROUPS)) -> None:
         self.answer = answer
+        self.num_groups = num_groups
         self.rows: dict[tuple[int, int, int], int] = {}
         self.rings: dict[int, dict[int, int]] = {}
         self.tables: dict[tuple[int, int], dict[int, int]] = {}
@@ -92,11 +94,12 @@ class StorageSimulation:
 
     def _text(self, step: ScheduledStep, i: int, before: Sequence[int | None]) -> tuple[int, ...]:
         row, state = step.batch.rows[i], step.states[i]
-        if step.follows is None:
+        drawn = -1 if step.follows is None else step.follows[i]
+        if drawn < 0:
             assert row.token_ids == state.tokens(row.start, row.stop)
             return state.tokens(0, row.stop)
-        token_id = before[step.follows[i]]
-        assert token_id is not None and row.token_ids == (UNKNOWN_TOKEN,) and row.start == state.num_tokens
+        token_id = [each for each in before if each is not None][drawn]
+        assert row.token_ids == (UNKNOWN_TOKEN,) and row.start == state.num_tokens
         return (*state.tokens(0, row.start), token_id)
 
     def captured(self, step: ScheduledStep) -> list[RingCopy]:
@@ -106,13 +109,13 @@ class StorageSimulation:
     def _write(self, row: StepRow, text: tuple[int, ...]) -> None:
         if self.generations.get(row.slot) != row.generation:
             self.generations[row.slot] = row.generation
-            for group in range(len(GROUPS)):
+            for group in range(self.num_groups):
                 self.tables[row.slot, group] = {}
         for fresh in row.fresh:
             self.tables[row.slot, fresh.group].update(enumerate(fresh.block_ids, fresh.first))
         for group, position in self._positions(row, row.start, row.stop):
             self.rows[self._where(row, group, position)] = hash(text[: position + 1])
-        if row.storage is StorageKind.DENSE:
+        if row.storage is StorageKind.DENSE and self.num_groups > 1:
             ring = self.rings.setdefault(row.slot, {})
             for position in range(max(0, row.start - WINDOW + 1), row.start):
                 assert ring.get(position % WINDOW) == hash(text[: position + 1]), "a ring has other tokens"
@@ -129,7 +132,7 @@ class StorageSimulation:
                 assert written == hash(text[: position + 1]), "a row was computed from other tokens"
 
     def _positions(self, row: StepRow, start: int, stop: int) -> list[tuple[int, int]]:
-        groups = [0] if row.storage is StorageKind.DENSE else [0, 1]
+        groups = [0] if row.storage is StorageKind.DENSE else range(self.num_groups)
         return [(group, position) for group in groups for position in range(start, stop)]
 
     def _where(self, row: StepRow, group: int, position: int) -> tuple[int, int, int]:

@@ -42,10 +42,13 @@ def solo(state: RequestState, num_tokens: int) -> list[int]:
 class Load:
     """One run. `counts` says how often each thing happened that the run is there to make happen."""
 
-    def __init__(self, seed: int, budget: int, interval: int, looks_ahead: bool) -> None:
+    def __init__(
+        self, seed: int, budget: int, interval: int, looks_ahead: bool, num_blocks: tuple[int, ...] = NUM_BLOCKS
+    ) -> None:
+        self.num_blocks = num_blocks
         self.looks_ahead = looks_ahead
         self.rng = random.Random(seed)
-        self.pool = make_pool(NUM_BLOCKS, max_seqs=5, max_append_tokens=MAX_APPEND)
+        self.pool = make_pool(num_blocks, max_seqs=5, max_append_tokens=MAX_APPEND)
         self.scheduler = Scheduler(
             self.pool,
             budget,
@@ -54,7 +57,7 @@ class Load:
             prefill_grant_interval=interval,
             ageing_ticks=AGEING_TICKS,
         )
-        self.storage = StorageSimulation(answer)
+        self.storage = StorageSimulation(answer, len(num_blocks))
         self.live: dict[str, RequestState] = {}
         self.moved: dict[str, tuple[int, int]] = {}  # tokens computed or given when it last moved, and that tick
         self.longest_stall = 0
@@ -72,7 +75,7 @@ class Load:
                 break
             self.tick()
         assert not self.live and not self.scheduler.has_work
-        assert self.pool.num_free_blocks == NUM_BLOCKS
+        assert self.pool.num_free_blocks == self.num_blocks
         self.counts["evicted"] = self.pool.prefix.counters.evictions
         self.counts["hit"] = self.pool.prefix.counters.hits
         self.counts["preempted"] = self.scheduler.preemptions
@@ -127,6 +130,12 @@ class Load:
         sampled = self.storage.run(step)
         while self.looks_ahead and self.rng.random() < 0.8 and (ahead := self.scheduler.schedule_ahead()) is not None:
             self.counts["ahead"] += 1
+            self.counts["ahead of a chunk"] += not all(row.sample for row in step.batch.rows)
+            self.counts["ahead with one who came"] += any(row.start == 0 for row in ahead.batch.rows)
+            self.counts["ahead with the next chunk"] += any(
+                row.num_tokens > 1 and state in step.states
+                for row, state in zip(ahead.batch.rows, ahead.states, strict=True)
+            )
             chance = self.rng.random()
             if chance < 0.02:
                 self.scheduler.cancel(step)
@@ -198,9 +207,19 @@ def test_under_random_load_everyone_gets_what_it_gets_alone(looks_ahead: bool, b
     assert expected <= {name for name, count in load.counts.items() if count >= 3}, load.counts
 
 
+@pytest.mark.parametrize(("budget", "interval"), [(64, 4), (16, 2), (3, 3)], ids=["wide", "narrow", "starved"])
+def test_chunks_follow_chunks_under_random_load_where_there_are_no_windows(budget: int, interval: int) -> None:
+    load = Load(2, budget, interval, True, NUM_BLOCKS[:1])
+    load.run(2_500)
+    expected = {"gave way", "both failed", "failed ahead", "stopped", "ahead of a chunk", "ahead with one who came"}
+    expected.add("ahead with the next chunk")
+    assert expected <= {name for name, count in load.counts.items() if count >= 3}, load.counts
+
+
 @pytest.mark.nightly
 @pytest.mark.skipif(os.environ.get("OCTAVO_NIGHTLY") != "1", reason="long; set OCTAVO_NIGHTLY=1")
 @pytest.mark.parametrize("seed", range(100, 140))
 def test_under_random_load_of_every_shape(seed: int) -> None:
     rng = random.Random(seed)
-    Load(seed, rng.choice([1, 2, 5, 16, 40, 128]), rng.randint(1, 8), looks_ahead=seed % 2 > 0).run(2_500)
+    blocks = NUM_BLOCKS[: 1 + (seed // 2) % 2]
+    Load(seed, rng.choice([1, 2, 5, 16, 40, 128]), rng.randint(1, 8), seed % 2 > 0, blocks).run(2_500)

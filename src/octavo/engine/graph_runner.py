@@ -46,7 +46,10 @@ class _Ending(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """Row i of a step goes on with `drawn[rows[i]]`, tokens int64 [R] on the device that the host does not know yet."""
+    """Row i of a step goes on with `drawn[rows[i]]`, tokens int64 [R] on the device that the host does not know yet.
+
+    Where `rows[i]` is -1 the host does, and the batch says which.
+    """
 
     drawn: Tensor
     rows: Sequence[int]
@@ -117,9 +120,9 @@ class GraphRunner:
         given, sources, positions = np.zeros((3, size), dtype=np.int64)
         sources[:] = -1
         positions[:num_rows] = [row.rope_start for row in batch.rows]
-        if following is None:
+        if following is None or -1 in following.rows:
             given[:num_rows] = [row.token_ids[0] for row in batch.rows]
-        else:
+        if following is not None:
             sources[:num_rows] = following.rows
             if following.drawn.data_ptr() != self._drawn.data_ptr():
                 self._drawn[: len(following.drawn)].copy_(following.drawn)

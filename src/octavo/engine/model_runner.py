@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from octavo.engine.graph_runner import GraphRunner
+from octavo.engine.graph_runner import Following, GraphRunner
 from octavo.engine.loaded_model import LoadedModel
 from octavo.models.inputs import ForwardInputs
 from octavo.step_batch import StepBatch
@@ -22,6 +22,7 @@ class ModelRunner:
     def __init__(self, loaded: LoadedModel, cache: KVCache, graphs: GraphRunner | None = None) -> None:
         """`graphs` runs the decode steps that it does not refuse, for who asks for that."""
         self._model = loaded.model
+        self._sampled: Tensor | None = None  # which tokens of the latest batch are; None for all
         self.cache = cache
         self.graphs = graphs
 
@@ -31,17 +32,31 @@ class ModelRunner:
         return {} if self.graphs is None else dict(self.graphs.counts)
 
     @torch.inference_mode()
-    def forward(self, batch: StepBatch, token_ids: Tensor | None = None) -> Tensor:
+    def forward(self, batch: StepBatch, following: Following | None = None) -> Tensor:
         """Hidden states [T, H] after the last norm, of every token in batch order. Stores the K/V of each.
 
-        `token_ids` int64 [T] on the device stand in for those of the batch, where these are not known yet.
+        With `following`, tokens that the host does not know yet come from there. Waits for nothing.
         """
-        if token_ids is None:
-            positions, token_ids = self.cache.plan(batch, (_positions(batch), _token_ids(batch)))
-        else:
-            (positions,) = self.cache.plan(batch, (_positions(batch),))
+        counts = np.array([row.num_tokens for row in batch.rows])
+        ends = np.cumsum(counts)
+        beside = [_token_ids(batch), _positions(batch, ends - counts, counts)]
+        sampled = np.array([row.sample for row in batch.rows])
+        if not (sampled.all() and len(counts) == batch.num_tokens):
+            beside.append(ends[sampled] - 1)
+        if following is not None:
+            sources = np.full(batch.num_tokens, -1)
+            sources[ends - counts] = following.rows
+            beside.append(sources)
+        token_ids, positions, *more = self.cache.plan(batch, beside)
+        if following is not None:
+            token_ids = _picked(token_ids, more.pop(), following.drawn)
+        self._sampled = more[0] if more else None
         inputs = ForwardInputs(token_ids, positions, limit=max(row.rope_stop for row in batch.rows))
         return self._model.forward(inputs, self.cache)
+
+    def sampled(self, hidden: Tensor) -> Tensor:
+        """Of `hidden` [T, H], of the latest batch, the last token's row of each request that asks for a sample."""
+        return hidden if self._sampled is None else hidden[self._sampled]
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -50,8 +65,7 @@ class ModelRunner:
 
     def execute(self, batch: StepBatch) -> Tensor:
         """Logits [R, V] float32 of the rows that ask for a sample, in batch order. Stores the K/V of every token."""
-        hidden = self.forward(batch)
-        return self.logits(sampled_rows(hidden, batch))
+        return self.logits(self.sampled(self.forward(batch)))
 
 
 def _token_ids(batch: StepBatch) -> NDArray[np.int64]:
@@ -59,19 +73,13 @@ def _token_ids(batch: StepBatch) -> NDArray[np.int64]:
     return np.fromiter(chain.from_iterable([row.token_ids for row in batch.rows]), np.int64, batch.num_tokens)
 
 
-def _positions(batch: StepBatch) -> NDArray[np.int64]:
-    """Rotary positions [T] of every token in batch order."""
-    counts = np.array([row.num_tokens for row in batch.rows])
-    begins = np.array([row.rope_start for row in batch.rows]) - np.cumsum(counts) + counts
-    positions: NDArray[np.int64] = np.arange(batch.num_tokens) + np.repeat(begins, counts)
+def _positions(batch: StepBatch, begins: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Rotary positions [T] of every token in batch order, whose rows begin and have so many."""
+    first = np.array([row.rope_start for row in batch.rows])
+    positions: NDArray[np.int64] = np.arange(batch.num_tokens) + np.repeat(first - begins, counts)
     return positions
 
 
-def sampled_rows(hidden: Tensor, batch: StepBatch) -> Tensor:
-    """Of `hidden` [T, H], the last token's row of each request that asks for a sample."""
-    ends, end = [], 0
-    for row in batch.rows:
-        end += row.num_tokens
-        if row.sample:
-            ends.append(end - 1)
-    return hidden if len(ends) == len(hidden) else hidden[ends]
+def _picked(known: Tensor, sources: Tensor, drawn: Tensor) -> Tensor:
+    """`known` [T], or what was `drawn` [R] where there is a source. One that was drawn in error is any token."""
+    return torch.where(sources < 0, known, drawn[sources.clamp_min(0)].clamp_min(0))

@@ -13,7 +13,7 @@ from octavo.cache.cache_pool import CachePool
 from octavo.cache.sequence import SequenceHandle
 from octavo.engine.graph_runner import DecodedStep, Following
 from octavo.engine.live_request import LiveRequest
-from octavo.engine.model_runner import ModelRunner, sampled_rows
+from octavo.engine.model_runner import ModelRunner
 from octavo.engine.sampler import DrawnTokens, Sampler, SampleResult, SamplerRow
 from octavo.engine.sampling_mask import TokenMasks
 from octavo.grammar.mask_workers import MaskWorkers
@@ -58,7 +58,7 @@ class StepRunner:
     @torch.inference_mode()
     def launch(self, step: ScheduledStep, before: LaunchedStep | None = None) -> LaunchedStep:
         """`before` is the step that `step` follows, if its tokens are not known to the host."""
-        if before is None:
+        if step.follows is None or -1 in step.follows:
             self._prepare(step)
         pairs = [(state, row) for row, state in zip(step.batch.rows, step.states, strict=True) if row.sample]
         sampled = [state for state, _ in pairs]
@@ -91,18 +91,14 @@ class StepRunner:
         if refusal is not None:
             graphs.counts[refusal] += 1
             return None
-        following = None
-        if before is not None:
-            assert step.follows is not None, "a step that follows says what"
-            following = Following(before.drawn.token_ids, step.follows)
-        return graphs.run(step.batch, following, draws)
+        return graphs.run(step.batch, _following(step, before), draws)
 
     def _forward(self, step: ScheduledStep, before: LaunchedStep | None) -> Tensor:
         """Logits [R, V] of the rows that are sampled."""
-        known = () if before is None else (_following(step, before),)
-        hidden = self._runner.forward(step.batch, *known)
+        following = _following(step, before)
+        hidden = self._runner.forward(step.batch) if following is None else self._runner.forward(step.batch, following)
         self._read_prompts(step, hidden)
-        return self._runner.logits(sampled_rows(hidden, step.batch))
+        return self._runner.logits(self._runner.sampled(hidden))
 
     @torch.inference_mode()
     def read(self, launched: LaunchedStep) -> SampleResult:
@@ -140,10 +136,8 @@ class StepRunner:
             self._lives[state.request.request_id].read(hidden[begin:end], row.start, self._runner, self._sampler)
 
 
-def _following(step: ScheduledStep, before: LaunchedStep) -> Tensor:
-    """The tokens that `before` drew for the rows of `step`, on the device. One that is in error is any token."""
-    assert step.follows is not None, "a step that follows says what"
-    drawn = before.drawn.token_ids
-    if len(step.follows) < len(drawn):
-        drawn = drawn[list(step.follows)]
-    return drawn.clamp_min(0)
+def _following(step: ScheduledStep, before: LaunchedStep | None) -> Following | None:
+    """Where `step` has its tokens from that only the device knows; None if there are none."""
+    if before is None or step.follows is None or max(step.follows) < 0:
+        return None
+    return Following(before.drawn.token_ids, step.follows)

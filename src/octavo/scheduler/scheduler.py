@@ -5,8 +5,7 @@ Owns the queue, the running list and the `CachePool`; runs no model and decides 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 
 from octavo.cache.cache_pool import CachePool
 from octavo.cache.prefix_types import PrefixDomain, Snapshot
@@ -18,11 +17,12 @@ from octavo.scheduler.admission import admit_to_queue
 from octavo.scheduler.policy import AGEING_TICKS, decide_tick
 from octavo.scheduler.queue import WaitingQueue
 from octavo.scheduler.running import RunningRequest
-from octavo.scheduler.scheduled_step import UNKNOWN_TOKEN, ScheduledStep
+from octavo.scheduler.scheduled_step import NOTHING_OUT, RowOut, ScheduledStep
 from octavo.scheduler.slots import Slots
-from octavo.scheduler.view import Decision, Share, fits, less
+from octavo.scheduler.step_layout import StepLayout, ends
+from octavo.scheduler.view import Decision, Share
 from octavo.scheduler.view_builder import ViewBuilder
-from octavo.step_batch import BlockCopy, StepBatch, StepRow, StorageKind
+from octavo.step_batch import StorageKind
 
 MOST_AHEAD = 8  # steps in a row that `schedule_ahead` lays out while somebody waits
 _NOT_OUT = "this step is not out, or not the first; each scheduled step ends once, in complete or cancel"
@@ -77,6 +77,7 @@ class Scheduler:
         self._waiting = WaitingQueue(ageing_ticks)
         self._slots = Slots(pool, self._waiting)
         self._running = self._slots.running
+        self._layout = StepLayout(pool, self._waiting, self._slots, self._views)
         self._tick = self._squeezed_ticks = self._num_arrived = 0
         self.preemptions = 0  # ever
         self._in_flight: list[ScheduledStep] = []
@@ -148,69 +149,57 @@ class Scheduler:
         return step
 
     def schedule_ahead(self) -> ScheduledStep | None:
-        """Lay out the step after the one that is out: one more token of each of its requests that may go on.
+        """Lay out the step after the one that is out, as if all that it computes were there, but for the tokens.
 
         For devices that compute while the host goes on: until the step that is out has really ended, its blocks must
         not be written but by steps that the device runs after it. Both end in the order they were scheduled. None where
-        the one that is out does more than give every running request a token, where others would have to give blocks,
-        and where somebody waits who may have a turn: who came just now, who may take the place of one that ended, and
-        at times whoever waits.
+        somebody would have to give way for it, and where rings or snapshots of them would be in its way.
         """
         if len(self._in_flight) != 1:
             return None
         before = self._in_flight[0]
-        going_on = [
-            (i, running, row.stop)
-            for i, (running, row) in enumerate(zip(self._still_running(before), before.batch.rows, strict=True))
-            if running is not None and row.stop + 1 < running.state.max_total_tokens
+        if before.restores or before.captures or before.batch.copies:  # these would not be made again after a failure
+            return None
+        if self._gives_each_a_token(before) and not self._may_have_a_turn():
+            step = self._layout.next_tokens(before, self._tick + 1)
+            if step is not None:
+                self._waiting.age()
+                self._tick += 1
+                self._num_ahead += 1
+                self._in_flight.append(step)
+            return step
+        return self._begin_ahead(before)
+
+    def _gives_each_a_token(self, step: ScheduledStep) -> bool:
+        """Whether all who run get one by `step`."""
+        if not all(row.sample for row in step.batch.rows):
+            return False
+        return self._running.keys() <= {state.request.request_id for state in step.states}
+
+    def _may_have_a_turn(self) -> bool:
+        """Whether the line has to be looked at: for who came just now, who may take the place of one that ended, and
+        at times for whoever waits.
+        """
+        if not self._waiting:
+            return False
+        return self._num_ahead >= MOST_AHEAD or self._has_arrivals or self._slots.have_changed
+
+    def _begin_ahead(self, before: ScheduledStep) -> ScheduledStep | None:
+        """`schedule` while `before` is out."""
+        out = self._layout.rows_out(before)
+        running = [
+            each for name, each in self._running.items() if (row := out.get(name)) is None or not ends(each, row)
         ]
-        if not going_on or not self._may_look_ahead(before) or not self._room_for(going_on):
+        view = self._views.view(self._waiting, running, self._tick + 1, self._squeezed_ticks, True, out)
+        decision = decide_tick(view)
+        if not decision.shares or decision.preempted is not None or not self._layout.may_follow(decision, before, out):
             return None
         self._waiting.age()
         self._tick += 1
-        self._num_ahead += 1
-        rows: list[StepRow] = []
-        try:
-            for _, running, stop in going_on:
-                rows.append(running.row(self._pool, stop, (UNKNOWN_TOKEN,), sample=True))
-                running.last_tick = self._tick
-        except BaseException:
-            for _, running, _ in going_on[: len(rows)]:
-                self._pool.rollback_append(running.handle, 1)
-            raise
-        sequences = [self._pool.sequence(running.handle) for _, running, _ in going_on]
-        copies = [pending.copy for sequence in sequences for pending in sequence.copies]
-        step = ScheduledStep(
-            StepBatch(tuple(rows), tuple(copies)),
-            tuple([running.state for _, running, _ in going_on]),
-            follows=tuple([i for i, _, _ in going_on]),
-        )
-        self._in_flight.append(step)
+        self._num_ahead, self._has_arrivals, self._slots.have_changed = 0, False, False
+        step = self._begin(decision, out)
+        self._squeezed_ticks = decision.squeezed_ticks
         return step
-
-    def _may_look_ahead(self, before: ScheduledStep) -> bool:
-        if before.restores or before.captures or before.batch.copies:  # these would not be made again after a failure
-            return False
-        if not all(row.sample for row in before.batch.rows):
-            return False
-        names = {state.request.request_id for state in before.states}
-        if not self._running.keys() <= names:
-            return False
-        if not self._waiting:
-            return True
-        return self._num_ahead < MOST_AHEAD and not self._has_arrivals and not self._slots.have_changed
-
-    def _room_for(self, going_on: Sequence[tuple[int, RunningRequest, int]]) -> bool:
-        """Whether all may take the blocks for one token after `stop`."""
-        growths = [growth for _, running, stop in going_on if (growth := running.growth(self._pool, stop + 1))]
-        if not growths:
-            return True
-        room = self._pool.available_blocks()
-        for growth in growths:
-            if not fits(growth, room):
-                return False
-            room = less(room, growth)
-        return True
 
     def schedule_alone(self, request_id: str) -> ScheduledStep | None:
         """Lay out the next share of a request that was in the step before, by itself: to find out whose fault it was.
@@ -246,7 +235,7 @@ class Scheduler:
                 raise InvalidArgument(f"row {i} has sample={row.sample} but its sampled token is {token_id}")
         del self._in_flight[0]
         captured = dict(zip(step.captures, snapshots, strict=True))
-        for i, (running, row, token_id) in enumerate(zip(self._still_running(step), rows, sampled, strict=True)):
+        for i, (running, row, token_id) in enumerate(zip(self._layout.still_running(step), rows, sampled, strict=True)):
             if running is None:
                 continue
             state = running.state
@@ -275,7 +264,7 @@ class Scheduler:
         del self._in_flight[index:]
         lost: dict[str, RunningRequest] = {}
         for each in reversed(cancelled):
-            for running, row in zip(self._still_running(each), each.batch.rows, strict=True):
+            for running, row in zip(self._layout.still_running(each), each.batch.rows, strict=True):
                 if running is None or running.waiting.request_id in lost:
                     continue
                 in_rings = self._slots.has_rings and row.storage is StorageKind.DENSE and row.start > 0
@@ -356,42 +345,10 @@ class Scheduler:
             self._views.view(self._waiting, self._running.values(), self._tick, self._squeezed_ticks, admits)
         )
 
-    def _begin(self, decision: Decision) -> ScheduledStep:
-        with ExitStack() as undo:
-            step = self._lay_out(decision, undo)
-            undo.pop_all()
-        for share in decision.shares:
-            self._running[share.request_id].last_tick = self._tick
+    def _begin(self, decision: Decision, out: Mapping[str, RowOut] = NOTHING_OUT) -> ScheduledStep:
+        step = self._layout.lay_out(decision, self._tick, out)
         self._in_flight.append(step)
         return step
-
-    def _lay_out(self, decision: Decision, undo: ExitStack) -> ScheduledStep:
-        for request_id in decision.admitted:
-            brings = self._waiting.get(request_id).state.num_imported_tokens > 0
-            hit = None if brings else self._views.hits.get(request_id)
-            self._slots.start(request_id, hit, self._tick, undo)
-        rows: list[StepRow] = []
-        states, restores, captures = [], [], []
-        copies: list[BlockCopy] = []
-        for share in decision.shares:
-            running = self._running[share.request_id]
-            snapshot = running.to_restore
-            if snapshot is not None:
-                restores.append((len(rows), snapshot))
-            state, start = running.state, running.state.num_computed_tokens
-            stop = start + running.cut(share.num_tokens)
-            row = running.row(self._pool, start, state.tokens(start, stop), sample=stop == state.num_tokens)
-            if row.stop == running.capture_at:
-                captures.append(len(rows))
-            rows.append(row)
-            states.append(state)
-            copies.extend(self._pool.copies(running.handle))
-            undo.callback(self._pool.rollback_append, running.handle, row.num_tokens)
-        return ScheduledStep(StepBatch(tuple(rows), tuple(copies)), tuple(states), tuple(restores), tuple(captures))
-
-    def _still_running(self, step: ScheduledStep) -> list[RunningRequest | None]:
-        """Per row, its request unless it ended meanwhile. None can have come back: that takes another `schedule`."""
-        return [self._running.get(state.request.request_id) for state in step.states]
 
     def _check_between_steps(self, what: str) -> None:
         if self._in_flight:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from octavo.cache.cache_pool import CachePool
 from octavo.cache.prefix_types import PrefixHit
 from octavo.scheduler.queue import WaitingQueue, WaitingRequest
 from octavo.scheduler.running import RunningRequest
+from octavo.scheduler.scheduled_step import NOTHING_OUT, RowOut
 from octavo.scheduler.siblings import Siblings
 from octavo.scheduler.view import Blocks, RunningView, SchedulerView, WaitingView, fits, less, more
 from octavo.step_batch import StorageKind
@@ -31,11 +32,15 @@ class ViewBuilder:
         tick: int,
         squeezed_ticks: int,
         admits: bool,
+        on_their_way: Mapping[str, RowOut] = NOTHING_OUT,
     ) -> SchedulerView:
-        """`running` in the order of admission. Unless it `admits`, the line does not matter and is left out."""
+        """`running` in the order of admission. Unless it `admits`, the line does not matter and is left out.
+
+        What is `on_their_way` of the running counts as done.
+        """
         pool, nothing = self._pool, (0,) * len(self._pool.groups)
         self.hits = {}
-        views = tuple([self._running(each, tick) for each in running])
+        views = tuple([self._running(each, tick, on_their_way.get(each.waiting.request_id)) for each in running])
         admits = admits and len(queue) > 0 and pool.num_free_slots > 0
         room = pool.available_blocks() if admits or any(view.growth for view in views) else nothing
         line: tuple[WaitingView, ...] = ()
@@ -73,18 +78,21 @@ class ViewBuilder:
             prefill_chunk=self._prefill_chunk,
         )
 
-    def _running(self, running: RunningRequest, tick: int) -> RunningView:
+    def _running(self, running: RunningRequest, tick: int, out: RowOut | None) -> RunningView:
         state, waiting = running.state, running.waiting
+        num_computed, num_tokens = state.num_computed_tokens, state.num_tokens
+        if out is not None:
+            num_computed, num_tokens = out.stop, num_tokens + (out.drawn >= 0)
         return RunningView(
             waiting.request_id,
-            running.num_remaining,
-            state.num_computed_tokens,
+            num_tokens - num_computed,
+            num_computed,
             running.level,
             waiting.arrival,
-            running.growth(self._pool, state.num_tokens),
+            running.growth(self._pool, num_tokens),
             running.grows,
             tick - running.last_tick,
-            state.num_computed_tokens >= len(state.request.prompt_token_ids),
+            num_computed >= len(state.request.prompt_token_ids),
         )
 
     def _line(self, queue: WaitingQueue, running: Collection[RunningRequest], room: Blocks) -> tuple[WaitingView, ...]:
