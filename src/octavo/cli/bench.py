@@ -13,13 +13,12 @@ import typer
 
 from octavo.cli import bench_regress
 from octavo.cli import engine_options as flags
+from octavo.cli.bench_decode import decode
 from octavo.cli.bench_options import Plot, check_plot_flag, counts, draw_figures, written
 from octavo.cli.bench_prefill import prefill
-from octavo.cli.bench_random import decode_random
 from octavo.cli.bench_routes import routes
 from octavo.cli.bench_storage import storage
 from octavo.cli.options import list_option, option, texts
-from octavo.engine.profile import DEFAULT_STEPS, ProfileSettings
 from octavo.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -34,100 +33,7 @@ def _root() -> None:
     """Measure speed and memory."""
 
 
-@app.command("decode")
-def decode(
-    model: flags.Model = None,
-    prompt_tokens: Annotated[
-        int, option("--prompt-tokens", help="Length of the prompt that prefill is timed on.")
-    ] = 512,
-    new_tokens: Annotated[int, option("--new-tokens", help="Tokens that decode is timed on.")] = 128,
-    repeats: Annotated[int, option("--repeats", help="Fresh processes per figure.")] = 3,
-    storage: flags.Storage = "auto",
-    dtype: flags.Dtype = "auto",
-    weights: flags.Weights = "auto",
-    threads: flags.Threads = None,
-    profile: flags.ProfileDirectory = None,
-    profile_steps: flags.ProfileSteps = DEFAULT_STEPS,
-    random_weights: Annotated[
-        bool, option("--random-weights", help="Decode speed of batches over random weights, of the shape of --config.")
-    ] = False,
-    config: Annotated[
-        Path | None, option("--config", help="Directory with the config.json that random weights are made for.")
-    ] = None,
-    loads: Annotated[
-        str, option("--loads", help="Loads: sequences x tokens, comma-separated; `64 mixed` is one of them.")
-    ] = "1x128,1x16K,1x32K,4x1K,8x1K,64x1K",
-    requests: Annotated[
-        int | None, option("--requests", help="With random weights: also answer so many requests, all sent at once.")
-    ] = None,
-    lengths: Annotated[
-        str, option("--lengths", help="Least and most tokens of the requests' prompts and of their answers.")
-    ] = "100-1024",
-    cuda_graphs: flags.CudaGraphs = None,
-    exact: flags.Exact = None,
-    device: flags.Device = "auto",
-    plot: Plot = None,
-    as_json: flags.AsJson = False,
-) -> None:
-    """One sequence: first token from process start, decode and prefill speed, peak memory.
-
-    A profile is taken in a run of its own, after those that are timed. With random weights: batches of the loads (an
-    empty list for none), decoded in one process, and requests.
-    """
-    check_plot_flag(plot)
-    for name, value, least in (
-        ("prompt tokens", prompt_tokens, 1),
-        ("new tokens", new_tokens, 2),
-        ("repeats", repeats, 1),
-    ):
-        if value < least:
-            raise InvalidRequest(f"{name} is {value}; it must be at least {least}")
-    if random_weights or config is not None:
-        if config is None or not random_weights or model is not None:
-            raise InvalidRequest(
-                "random weights are made for a config; give --random-weights --config DIR, and no model"
-            )
-        given = flags.EngineFlags(
-            dtype=dtype, device=device, threads=threads, cuda_graphs=cuda_graphs, exact=exact
-        ).config(1)
-        asked = None if requests is None else (requests, lengths)
-        decode_random(
-            config, loads, asked, new_tokens=new_tokens, rounds=repeats, config=given, plot=plot, as_json=as_json
-        )
-        return
-    if requests is not None:
-        raise InvalidRequest("--requests needs --random-weights; `octavo bench serving` sends requests to a server")
-    profiles = ProfileSettings.of(profile, profile_steps)
-    from octavo.bench.decode import bench_decode
-    from octavo.engine.hardware import choose_threads
-    from octavo.store import TerminalProgress, resolve_model
-
-    checked = flags.EngineFlags(storage=storage, dtype=dtype, weights=weights, threads=threads, exact=exact).config(1)
-    num_threads = choose_threads(checked.threads)
-    passed = ["--storage", storage, "--dtype", dtype, "--weights", weights, "--threads", str(num_threads)]
-    passed += [] if exact is None else ["--exact" if exact else "--no-exact"]
-    path = resolve_model(model, progress=TerminalProgress())
-    result = bench_decode(
-        path,
-        passed,
-        threads=num_threads,
-        prompt_tokens=prompt_tokens,
-        new_tokens=new_tokens,
-        repeats=repeats,
-        profiles=profiles,
-        on_run=lambda run: print(f"run {run + 1} of {repeats}", file=sys.stderr),
-    )
-    draw_figures(f"{result.model}: one sequence, {repeats} runs", result.charts(), plot)
-    if as_json:
-        print(json.dumps(result.as_object()))
-        return
-    print(f"{result.model}, {result.machine}; median of {repeats} (least to most)")
-    print(f"first token, from process start   {result.first_token_s} s")
-    print(f"decode, {result.new_tokens} tokens              {result.decode_tps} tokens/s")
-    print(f"prefill, {result.prompt_tokens} tokens             {result.prefill_tps} tokens/s")
-    print(f"peak memory                       {result.peak_mib} MiB")
-    for name, peer in result.peers.items():
-        print(f"{name}: decode {peer.decode_tps} tokens/s, prefill {peer.prefill_tps} tokens/s")
+app.command("decode")(decode)
 
 
 @app.command("grammar")
