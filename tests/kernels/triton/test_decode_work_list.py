@@ -63,6 +63,29 @@ def test_short_sequences_beside_a_long_one_cost_no_dead_items():
     assert (work.items[:, 3] - work.items[:, 2]).max() <= 256
 
 
+@pytest.mark.parametrize(
+    ("lengths", "whole"),
+    [
+        ([100 + 4 * i for i in range(200)], True),
+        ([100] * 140 + [16_000], False),  # the last would be left alone
+        ([100 + 16 * i for i in range(64)], False),
+    ],
+    ids=["many", "one long", "few"],
+)
+def test_many_sequences_stay_whole_unless_one_is_long(lengths, whole):
+    _, chunk, most = choose(128, 16, 8, np.array(lengths))
+    work = build_work_list(rows_of(lengths), chunk=chunk)
+    assert work.num_items <= most
+    assert (work.num_items == len(lengths)) == whole
+
+
+def test_items_with_most_columns_are_begun_first_and_those_with_none_last():
+    work = build_work_list(rows_of([100, 700, 0, 300]), chunk=400, capacity=7)
+    begun = work.longest_first
+    assert (begun[:, 3] - begun[:, 2]).tolist() == [384, 316, 300, 100, 0, 0, 0]
+    assert sorted(map(tuple, begun)) == sorted(map(tuple, work.items))
+
+
 def test_padding_up_to_a_capacity_does_nothing():
     work = build_work_list(rows_of([100, 0]), chunk=64, capacity=9)
     assert len(work.items) == 9

@@ -68,6 +68,12 @@ class WorkList:
     def num_items(self) -> int:
         return int(self.first_items[-1])
 
+    @property
+    def longest_first(self) -> NDArray[np.int32]:
+        """The items in the order that they are begun in: none with many columns is left when all others are done."""
+        items: NDArray[np.int32] = self.items[np.argsort(self.items[:, 2] - self.items[:, 3], kind="stable")]
+        return items
+
     def padded(self, capacity: int) -> WorkList:
         """The same work in a list of `capacity` items, for a launch geometry that stays; it must hold them."""
         assert self.num_items <= capacity, f"{self.num_items} items in a work list for {capacity}"

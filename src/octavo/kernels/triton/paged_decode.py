@@ -311,7 +311,7 @@ class PagedDecode:
         return bool(((lengths > 0) & (lengths < least + queries)).any())
 
     def _upload(self, work: WorkList, queries: int) -> None:
-        values = np.concatenate((work.items.ravel(), work.merges.ravel(), work.gaps.ravel()))
+        values = np.concatenate((work.longest_first.ravel(), work.merges.ravel(), work.gaps.ravel()))
         if self._shared is None:
             self._staging.begin()
         self._step = self._staging.put(values)
