@@ -119,8 +119,7 @@ def bench_engine_decode(
         run.environment |= {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     for load in run.loads:
         engine = EngineDecode(loaded, load, run.config, run.new_tokens)
-        engine.run(_WARM_UP, on_first_token=lambda: _note_start(run))
-        engine.run(_WARM_UP)
+        engine.warm_up(lambda: _note_start(run))
         if run.ceiling_gbps is None and on_cuda:
             run.ceiling_gbps = read_ceiling()
         rounds = [engine.run(run.new_tokens) for _ in range(run.rounds)]
@@ -176,6 +175,11 @@ class EngineDecode:
         self.steps_of_last_run: dict[str, int] = {}
         rng, vocab_size = random.Random(0), loaded.plan.config.vocab_size
         self._prompts = [tuple(rng.randrange(vocab_size) for _ in range(length)) for length in load.lengths]
+
+    def warm_up(self, on_first_token: Callable[[], None] = lambda: None) -> None:
+        """Kernels are compiled in a first run, graphs recorded in a second."""
+        self.run(_WARM_UP, on_first_token)
+        self.run(_WARM_UP)
 
     def run(self, new_tokens: int, on_first_token: Callable[[], None] = lambda: None) -> tuple[int, int, float]:
         """Answer all prompts: tokens, steps and seconds from when all have a token to when the first has them all."""

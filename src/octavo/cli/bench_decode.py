@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+from octavo.cli import bench_exact
 from octavo.cli import engine_options as flags
 from octavo.cli.bench_options import Plot, check_plot_flag, draw_figures
 from octavo.cli.bench_random import decode_random
@@ -45,6 +46,9 @@ def decode(
     ] = "100-1024",
     cuda_graphs: flags.CudaGraphs = None,
     exact: flags.Exact = None,
+    exact_cost: Annotated[
+        bool, option("--exact-cost", help="With random weights: every load with and without --exact, by turns.")
+    ] = False,
     device: flags.Device = "auto",
     plot: Plot = None,
     as_json: flags.AsJson = False,
@@ -70,11 +74,22 @@ def decode(
         given = flags.EngineFlags(
             dtype=dtype, device=device, threads=threads, cuda_graphs=cuda_graphs, exact=exact
         ).config(1)
+        if exact_cost:
+            if exact is not None or requests is not None:
+                raise InvalidRequest(
+                    "--exact-cost measures the loads with and without --exact; give no --exact, no --requests"
+                )
+            bench_exact.exact_cost(
+                config, loads, new_tokens=new_tokens, rounds=repeats, config=given, plot=plot, as_json=as_json
+            )
+            return
         asked = None if requests is None else (requests, lengths)
         decode_random(
             config, loads, asked, new_tokens=new_tokens, rounds=repeats, config=given, plot=plot, as_json=as_json
         )
         return
+    if exact_cost:
+        raise InvalidRequest("--exact-cost needs --random-weights")
     if requests is not None:
         raise InvalidRequest("--requests needs --random-weights; `octavo bench serving` sends requests to a server")
     profiles = ProfileSettings.of(profile, profile_steps)

@@ -1,0 +1,45 @@
+"""How a measurement ended: whole, or why not and where. Measures nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import TracebackType
+
+from octavo.errors import EngineFault, OctavoError
+
+
+@dataclass(slots=True)
+class Outcome:
+    """A context manager around what measures: `problem` is None once that came to its end.
+
+    `where` is what is measured at the moment, as arm and round. What ends it early is raised on; an error of ours as
+    an `EngineFault` that says where, for then something was measured already.
+    """
+
+    where: str = ""
+    problem: str | None = "nothing was measured"
+
+    @property
+    def complete(self) -> bool:
+        return self.problem is None
+
+    def as_object(self) -> dict[str, object]:
+        return {"complete": self.complete, "problem": self.problem}
+
+    def lines(self) -> list[str]:
+        """What a table begins with: nothing if all of it is there."""
+        return [] if self.complete else [f"INCOMPLETE: {self.problem}"]
+
+    def __enter__(self) -> Outcome:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.problem = None
+            return
+        said = "interrupted" if issubclass(kind, KeyboardInterrupt | SystemExit) else f"{error}" or kind.__name__
+        self.problem = f"{self.where}: {said}" if self.where else said
+        if self.where and isinstance(error, OctavoError):
+            raise EngineFault(self.problem) from error
