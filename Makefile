@@ -49,8 +49,12 @@ nightly: setup-dev ## Long property runs, soaks and sweeps
 soak: setup-dev ## Thousands of requests of all kinds to real servers over tiny models; one line of counts each
 	.venv/bin/python -m tests.soak $(SOAK_ARGS)
 
-gpu-test: setup-dev ## Tests that need a CUDA device
+# They run under Triton's interpreter where there is no GPU.
+KERNEL_TESTS := tests/kernels/triton tests/layers/test_gpu_routes.py tests/cases/test_reports_i.py
+
+gpu-test: setup-dev ## Tests that need a CUDA device, and kernels' own tests on it
 	$(PYTEST) -m gpu $(PYTEST_ARGS)
+	$(PYTEST) -m "not gpu and not nightly" $(KERNEL_TESTS) $(PYTEST_ARGS)
 
 gpu-memcheck: setup-dev ## Watch the GPU kernels for memory errors; needs compute-sanitizer of CUDA's toolkit
 	PYTHON=.venv/bin/python sh scripts/memcheck.sh

@@ -346,6 +346,13 @@ REPLAYS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "engine/test_windows.py": ("test_positions_beyond_two_to_the_sixteenth_are_right",),
         "gpu/test_many_sequences.py": ("test_r053_more_sequences_than_a_grid_may_have_parts_are_all_decoded",),
+        "gpu/test_many_rows.py": (
+            "test_r053_chunks_of_any_number_of_sequences_attend",
+            "test_r053_any_number_of_rows_is_normalised_gated_and_looked_up",
+            "test_r053_any_number_of_rows_is_multiplied",
+            "test_r053_heads_of_any_number_of_tokens_are_turned_and_stored",
+            "test_r053_tokens_of_any_number_of_rows_are_drawn",
+        ),
     },
     # j: a server's robustness
     "R055": {  # a key that is not ASCII becomes a 500

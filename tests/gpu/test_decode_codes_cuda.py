@@ -71,8 +71,8 @@ def test_queries_of_very_different_sizes_keep_their_precision():
 
 
 def test_a_corrupt_block_id_hides_its_columns_only():
-    case = DecodeCase([640], hq=4, hkv=2, dim=128, k_codec="q4_0", v_codec="q8_0", device="cuda")
-    case.table[3] = 2**31 - 1
+    case = DecodeCase([640], hq=4, hkv=2, dim=128, k_codec="q4_0", v_codec="q8_0", device="cuda", beyond=1)
+    case.table[3] = case.num_blocks
     case.table[7] = -5
     for side in (0, 1):
         columns = torch.arange(640)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
@@ -145,6 +147,9 @@ def test_two_hundred_steps_wait_for_nothing_but_their_tokens_and_take_no_memory(
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 
+@pytest.mark.skipif(
+    os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") != "1", reason="other workers take the device's memory meanwhile"
+)
 def test_graphs_take_no_more_memory_than_the_ledger_says(load):
     core = engine(load("llama"), max_num_seqs=16)
     for i in range(16):

@@ -16,7 +16,10 @@ from octavo.storage.codecs import CODECS
 
 @dataclass
 class DecodeCase:
-    """`lengths` are visible tokens per sequence after its own, `queries` its query rows (0: padding)."""
+    """`lengths` are visible tokens per sequence after its own, `queries` its query rows (0: padding).
+
+    `beyond` blocks of poison lie behind the pool in memory, for kernels that would read them.
+    """
 
     lengths: list[int]
     queries: list[int] | None = None
@@ -35,6 +38,7 @@ class DecodeCase:
     device: str = "cpu"
     seed: int = 0
     spare_blocks: int = 3
+    beyond: int = 0
     table: torch.Tensor = field(init=False)
 
     def __post_init__(self):
@@ -55,7 +59,7 @@ class DecodeCase:
         for codec in (self.k_codec, self.v_codec):
             self.store.append(CODECS[codec].allocate(num_blocks * self.block_size, self.hkv, self.dim, device))
             for plane in self.store[-1].planes().values():  # unwritten memory must not matter
-                plane.fill_(float("nan") if plane.is_floating_point() else 113)
+                plane.fill_(poison(plane))
             self.decoded.append([])
         used = 0
         for r, (n, count) in enumerate(zip(self.columns, blocks, strict=True)):
@@ -115,6 +119,26 @@ class DecodeCase:
                 )
         return torch.cat(out)
 
+    def stored(self):
+        """K and V as kernels take them."""
+        sides = []
+        for store in self.store:
+            planes = dict(store.planes())
+            if self.beyond:
+                for name, plane in planes.items():
+                    shape = (len(plane) + self.beyond * self.block_size, *plane.shape[1:])
+                    longer = plane.new_full(shape, poison(plane))
+                    longer[: len(plane)] = plane
+                    planes[name] = longer[: len(plane)]
+            sides.append(StoredRows.of(planes))
+        return sides
+
+    @property
+    def num_blocks(self):
+        """Of the pool: the least id that is none."""
+        plane = next(iter(self.store[0].planes().values()))
+        return len(plane) // self.block_size
+
     def run(self, *, decode=None, **plan):
         """[T, Hq, D] as the kernels give it, into an output that was poisoned. `plan` goes to `PagedDecode.plan`."""
         device = torch.device(self.device)
@@ -122,6 +146,11 @@ class DecodeCase:
         self.work = self.decode.plan(self.rows, **plan)
         out = torch.full(self.q.shape, float("nan"), dtype=self.out_dtype, device=device)
         sinks = None if self.sink_logits is None else self.sink_logits.to(device)
-        k, v = (StoredRows.of(store.planes()) for store in self.store)
+        k, v = self.stored()
         self.decode.run(self.q.to(device), k, v, self.table.to(device), out, sinks)
         return out.cpu()
+
+
+def poison(plane):
+    """What must not come through: of a floating plane NaN, of codes a large one."""
+    return float("nan") if plane.is_floating_point() else 113

@@ -6,7 +6,6 @@ import numpy as np
 import torch
 
 from octavo.kernels.triton.exact_attention import ExactAttention, ExactTiles
-from octavo.kernels.triton.paged_decode import StoredRows
 from octavo.kernels.triton.paged_prefill import PrefillTile
 from octavo.kernels.triton.prefill_plan import PrefillRows
 
@@ -21,7 +20,7 @@ def attend(case, steps, *, fixed=False, tiles=SMALL, **given):
     kernel = ExactAttention(case.spec, DEVICE, tiles=tiles, **{"part": 32, **given})
     out = torch.full(case.q.shape, float("nan"), dtype=case.out_dtype, device=DEVICE)
     sinks = None if case.sink_logits is None else case.sink_logits.to(DEVICE)
-    k, v = (StoredRows.of(store.planes()) for store in case.store)
+    k, v = case.stored()
     for rows in steps:
         kernel.plan(rows, fixed=fixed)
         kernel._partial.fill_(float("nan"))

@@ -7,7 +7,6 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from octavo.kernels.triton.paged_decode import StoredRows
 from octavo.kernels.triton.paged_prefill import PagedPrefill, PrefillTile
 from octavo.kernels.triton.prefill_plan import PrefillRows
 from tests.kernels.triton.decode_cases import DecodeCase
@@ -40,7 +39,7 @@ class PrefillCase(DecodeCase):
         kernel = PagedPrefill(self.spec, device, tile=tile, part=part)
         out = torch.full(self.q.shape, float("nan"), dtype=self.out_dtype, device=device)
         sinks = None if self.sink_logits is None else self.sink_logits.to(device)
-        k, v = (StoredRows.of(store.planes()) for store in self.store)
+        k, v = self.stored()
         for rows in self.chunks(parts):
             kernel.plan(rows)
             if poison:

@@ -61,6 +61,17 @@ def test_hidden_columns_weigh_nothing_for_any_of_several_queries(kernel, setting
     assert error(kernel, columns=32, **case, **settings) < TOLERANCE
 
 
+@pytest.mark.parametrize("bad", [-5, 2**31 - 1, None], ids=str)
+def test_corrupt_block_ids_hide_their_columns_and_read_nothing(kernel, bad):
+    case = DecodeCase([64, 48], hq=2, hkv=1, k_codec="q8_0", v_codec="q4_0", beyond=1)
+    case.table[1] = case.num_blocks if bad is None else bad
+    decode = PagedDecode(case.spec, torch.device("cpu"))
+    decode._codes_kernel = kernel
+    difference = (case.run(decode=decode, tile=DecodeTile(16, 1, 3), precise=False).double() - case.expected()).abs()
+    assert decode.geometry.codes
+    assert difference[1].max() < TOLERANCE < difference[0].max()  # and no NaN
+
+
 def test_more_query_rows_than_a_tile_has_take_the_other_kernel(kernel):
     case = DecodeCase(lengths=[600], queries=[3], hq=3, hkv=1, k_codec="q8_0", v_codec="q8_0")
     decode = PagedDecode(case.spec, torch.device("cpu"))

@@ -106,10 +106,26 @@ def test_weights_are_rounded_once_only_where_many_average_out():
     assert error(make(lengths=[12], q_dtype=torch.float16)) < 5e-6
 
 
-@pytest.mark.parametrize("bad", [-1, -(2**31), 2**31 - 1])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"hq": 16, "hkv": 1},
+        {"hq": 8, "hkv": 1, "dim": 256},
+        {"hq": 14, "hkv": 1, "dim": 128, "k_codec": "q8_0", "v_codec": "q4_0", "window": 30},
+    ],
+    ids=["group 16", "dim 256", "codes"],
+)
+@pytest.mark.parametrize("sinks", [False, True])
+def test_more_query_rows_than_a_tile_holds_equal_the_oracle(settings, sinks):
+    case = make(lengths=[70, 9], queries=[8, 3], sinks=sinks, **settings)
+    out, expected = case.run(chunk=64).double(), case.expected()
+    assert (out - expected).abs().max() < TOLERANCE < (out * 1.01 - expected).abs().max()
+
+
+@pytest.mark.parametrize("bad", [-1, -(2**31), 2**31 - 1, None], ids=str)
 def test_corrupt_block_ids_hide_their_columns_and_read_nothing(bad):
-    case = make(lengths=[64, 48])
-    case.table[1] = bad
+    case = make(lengths=[64, 48], beyond=1)
+    case.table[1] = case.num_blocks if bad is None else bad
     out = case.run().double()
     expected = case.expected()
     assert out.isfinite().all()

@@ -91,9 +91,10 @@ def test_rows_of_no_chunk_are_left_alone_and_chunks_of_nothing_do_nothing():
     assert case.prefill().isnan().all()
 
 
-@pytest.mark.parametrize("bad", [-1, -(2**31), 2**31 - 1])
+@pytest.mark.parametrize("bad", [-1, -(2**31), 2**31 - 1, None], ids=str)
 def test_corrupt_block_ids_hide_their_columns_and_read_nothing(bad, precision):
-    case = make(lengths=[64, 40], queries=[8, 8], dim=32)
+    case = make(lengths=[64, 40], queries=[8, 8], dim=32, beyond=1)
+    bad = case.num_blocks if bad is None else bad
     case.table[1] = bad
     out, expected = case.prefill().double(), case.expected()
     assert out.isfinite().all()
