@@ -26,16 +26,16 @@ static int amx_allowed(void) {
     return amx_state == 1;
 }
 
-// For groups of `group` columns of `rows` rows of x.
-static void amx_configure(int rows, int group) {
+// For groups of `group` columns.
+static void amx_configure(int group) {
     struct {
         uint8_t palette, start, reserved[14];
         uint16_t bytes[16];
         uint8_t rows[16];
     } config = {.palette = 1};
-    for (int t = 0; t < 4; t++) config.rows[t] = (uint8_t)rows, config.bytes[t] = 64;             // sums
-    for (int t = 4; t < 6; t++) config.rows[t] = (uint8_t)rows, config.bytes[t] = (uint16_t)group; // x
-    for (int t = 6; t < 8; t++) config.rows[t] = (uint8_t)(group / 4), config.bytes[t] = 64;      // codes
+    for (int t = 0; t < 4; t++) config.rows[t] = BLOCK_ROWS, config.bytes[t] = 64;              // sums
+    for (int t = 4; t < 6; t++) config.rows[t] = BLOCK_ROWS, config.bytes[t] = (uint16_t)group; // x
+    for (int t = 6; t < 8; t++) config.rows[t] = (uint8_t)(group / 4), config.bytes[t] = 64;    // codes
     _tile_loadconfig(&config);
 }
 
@@ -50,30 +50,33 @@ INLINE void unpack_group(const uint8_t *record, int bits, int group, int g, uint
     }
 }
 
-// Sums of one group in both planes, into tile registers `high` and `low`. `tile_x` and `tile_w` are others.
-#define MULTIPLY_GROUP(high, low, tile_x, tile_w, x, rows, codes)                                                    \
+// Sums of one group, into tile register `first`: of 8 rows of x in both planes, which lie one after another, or of 16 in
+// the high one and into `second` of those in the low one. `tile_x` and `tile_w` are others.
+#define MULTIPLY_GROUP(first, second, tile_x, tile_w, x, rows, codes)                                                \
     do {                                                                                                            \
         _tile_loadd(tile_w, codes, 64);                                                                             \
         _tile_loadd(tile_x, x, SPAN);                                                                               \
-        _tile_zero(high);                                                                                           \
-        _tile_dpbsud(high, tile_x, tile_w);                                                                         \
+        _tile_zero(first);                                                                                          \
+        _tile_dpbsud(first, tile_x, tile_w);                                                                        \
+        if ((rows) < BLOCK_ROWS) break;                                                                             \
         _tile_loadd(tile_x, x + (rows) * SPAN, SPAN);                                                               \
-        _tile_zero(low);                                                                                            \
-        _tile_dpbsud(low, tile_x, tile_w);                                                                          \
+        _tile_zero(second);                                                                                         \
+        _tile_dpbsud(second, tile_x, tile_w);                                                                       \
     } while (0)
 
-#define STORE_GROUP(high, low, sums)                                                                                 \
+#define STORE_GROUP(first, second, rows, sums)                                                                       \
     do {                                                                                                            \
-        _tile_stored(high, sums[0], 64);                                                                            \
-        _tile_stored(low, sums[1], 64);                                                                             \
+        _tile_stored(first, sums[0], 64);                                                                           \
+        if ((rows) == BLOCK_ROWS) _tile_stored(second, sums[rows], 64);                                             \
     } while (0)
 
-// Of both planes, of one group of a block's rows: [plane][row][lane].
-typedef int32_t group_sums[2][BLOCK_ROWS][LANES];
+// Of one group of a block's rows: [plane, row][lane].
+typedef int32_t group_sums[2 * BLOCK_ROWS][LANES];
 
 // `multiply_tile` for a block of `rows` rows, 8 or 16. The sums are integers: the same however they are formed.
 //
-// Codes of fewer than 8 bits are read from `codes` [columns / 4][64]; with `unpack` they are first put there.
+// Codes of fewer than 8 bits are read from `codes` [columns / 4][64]. With `unpack`, which says that the tile is seen for
+// the first time, they are first put there.
 INLINE void multiply_tile_amx(const uint8_t *w, int64_t bytes, uint8_t *codes, int unpack, const uint8_t *x,
                               int64_t spans, int rows, int bits, int group, int zero, int has_minimum,
                               vf acc_out[BLOCK_ROWS]) {
@@ -88,13 +91,14 @@ INLINE void multiply_tile_amx(const uint8_t *w, int64_t bytes, uint8_t *codes, i
     // In turn i the codes of group i + 3 are unpacked, the sums of i + 1 stored, the products of i + 2 begun, and the
     // sums of i added up, so that nothing waits for what was begun just before it.
     for (int64_t i = -3; i < count; i++) {
+        if (unpack && i >= 0 && i % groups == 0) load_ahead(w + i / groups * bytes, bytes);
         if (bits != 8 && unpack && i + 3 < count) {
             const int64_t ahead = i + 3;
             unpack_group(w + ahead / groups * bytes, bits, group, (int)(ahead % groups), codes + ahead * group * LANES);
         }
         if (i >= -1 && i + 1 < count) {
-            if (i % 2) STORE_GROUP(0, 1, sums[0]);
-            else STORE_GROUP(2, 3, sums[1]);
+            if (i % 2) STORE_GROUP(0, 1, rows, sums[0]);
+            else STORE_GROUP(2, 3, rows, sums[1]);
         }
         if (i >= -2 && i + 2 < count) {
             const int64_t span = (i + 2) / groups, g = (i + 2) % groups;
@@ -121,7 +125,7 @@ INLINE void multiply_tile_amx(const uint8_t *w, int64_t bytes, uint8_t *codes, i
         }
 #pragma GCC unroll 16
         for (int r = 0; r < rows; r++) {
-            vi total = (*(const vi *)(*now)[0][r] << 7) + *(const vi *)(*now)[1][r];
+            vi total = (*(const vi *)(*now)[r] << 7) + *(const vi *)(*now)[rows + r];
             if (zero) total -= splat_i(zeros[r]);
             acc[r] = fma_v(to_float(total), scale * splat(span.scale[r]), acc[r]);
             if (has_minimum) acc[r] = fma_v(minimum, splat(groups == 1 ? span.scaled_sum[r] : scaled[r]), acc[r]);

@@ -15,7 +15,7 @@
 #include "scratch.h"
 #include "vec.h"
 
-enum { ROWS_PER_ITEM = 64, AMX_LEAST_ROWS = 7 };
+enum { ROWS_PER_ITEM = 64, AMX_LEAST_ROWS = 6 };
 
 typedef struct {
     const octavo_weight *parts;
@@ -121,9 +121,33 @@ static void encode_item(void *job, int64_t first, int64_t last) {
     }
 }
 
+#if AMX
+// One tile for rows from `row` on, as long as there are enough of them before `end`; returns the first that is left.
+// The registers are configured for groups of `*configured` columns, 0 if they are not.
+static int64_t multiply_blocks(const product *p, const octavo_weight *part, const uint8_t *w, int64_t row, int64_t end,
+                               int64_t count, float *y, int *configured) {
+    if (end - row < AMX_LEAST_ROWS || p->spans > AMX_SPANS || !amx_allowed()) return row;
+    uint8_t *codes = octavo_scratch(SCRATCH_CODES, p->spans * SPAN * LANES);
+    if (codes == NULL) return row;
+    if (*configured != part->group) amx_configure(part->group);
+    *configured = part->group;
+    for (int first = 1; end - row >= AMX_LEAST_ROWS; first = 0) {
+        vf acc[BLOCK_ROWS];
+        const uint8_t *x = p->encoded + row * p->spans * BYTES_PER_SPAN;
+        block_amx(part, w, codes, first, x, p->spans, (int)p->height, acc);
+        for (int64_t r = 0; r < p->height && row < end; r++, row++)
+            store_lanes(y + row * p->y_stride, acc + r, part->unit, count);
+    }
+    return row;
+}
+#endif
+
 // An item is one tile for ROWS_PER_ITEM rows.
 static void multiply_item(void *job, int64_t first, int64_t last) {
     product *p = job;
+#if AMX
+    int configured = 0;
+#endif
     for (int64_t item = first; item < last; item++) {
         int64_t tile = item % p->tiles, row = item / p->tiles * ROWS_PER_ITEM, column = 0;
         int64_t end = row + ROWS_PER_ITEM < p->rows ? row + ROWS_PER_ITEM : p->rows;
@@ -136,20 +160,7 @@ static void multiply_item(void *job, int64_t first, int64_t last) {
         int64_t count = part->rows - tile * LANES < LANES ? part->rows - tile * LANES : LANES;
         float *y = p->y + column + tile * LANES;
 #if AMX
-        if (end - row >= AMX_LEAST_ROWS && p->spans <= AMX_SPANS && amx_allowed()) {
-            uint8_t *codes = octavo_scratch(SCRATCH_CODES, p->spans * SPAN * LANES);
-            if (codes != NULL) {
-                amx_configure((int)p->height, part->group);
-                for (int first = 1; end - row >= AMX_LEAST_ROWS; first = 0) {
-                    vf acc[BLOCK_ROWS];
-                    const uint8_t *x = p->encoded + row * p->spans * BYTES_PER_SPAN;
-                    block_amx(part, w, codes, first, x, p->spans, (int)p->height, acc);
-                    for (int64_t r = 0; r < p->height && row < end; r++, row++)
-                        store_lanes(y + row * p->y_stride, acc + r, part->unit, count);
-                }
-                _tile_release();
-            }
-        }
+        row = multiply_blocks(p, part, w, row, end, count, y, &configured);
 #endif
         for (; row < end; row += MOST_ROWS) {
             int rows = end - row < MOST_ROWS ? (int)(end - row) : MOST_ROWS;
@@ -159,6 +170,9 @@ static void multiply_item(void *job, int64_t first, int64_t last) {
             for (int r = 0; r < rows; r++) store_lanes(y + (row + r) * p->y_stride, acc[r], part->unit, count);
         }
     }
+#if AMX
+    if (configured) _tile_release();
+#endif
 }
 
 int32_t octavo_linear(const octavo_weight *parts, int32_t num_parts, int64_t columns, const float *x, int64_t x_stride,
@@ -177,9 +191,9 @@ int32_t octavo_linear(const octavo_weight *parts, int32_t num_parts, int64_t col
     }
     octavo_parallel(rows, rows * p.spans < 1024 ? rows : 4, encode_item, &p);
     int64_t items = p.tiles * ((rows + ROWS_PER_ITEM - 1) / ROWS_PER_ITEM);
-    // About 20 microseconds an item or more: less is not worth handing out.
+    // Less than about a microsecond of work is not worth handing out, nor are tile registers worth configuring for it.
     int64_t work = (rows < ROWS_PER_ITEM ? rows : ROWS_PER_ITEM) * p.spans;
-    int64_t grain = 64 / work;
+    int64_t grain = (rows < AMX_LEAST_ROWS ? 64 : 512) / work;
     octavo_parallel(items, grain < 1 ? 1 : grain, multiply_item, &p);
     return 0;
 }

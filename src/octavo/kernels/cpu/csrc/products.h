@@ -52,6 +52,7 @@ INLINE void multiply_tile(const uint8_t *w, const uint8_t *x, int64_t height, in
     for (int64_t s = 0; s < spans; s++) {
         const span_view span = view_span(x, height, s, row);
         const uint8_t *scales = w + code_bytes(bits);
+        load_ahead(w, record_bytes(bits, group, has_minimum));
         for (int g = 0; g < groups; g++) {
             const int8_t *x_high = span.high + g * group, *x_low = span.low + g * group;
             vi high[MOST_ROWS][NV], low[MOST_ROWS][NV];
