@@ -18,7 +18,7 @@ VARIABLES = {
     "OCTAVO_CPU_KERNELS": "0: use torch's kernels on a CPU, and compile none.",
     "OCTAVO_PAGED_ATTENTION_NATIVE": "0: paged rows are gathered before they are attended to; 1: the fused kernel "
     "wherever there is one. Unset: Octavo chooses.",
-    "OCTAVO_SDPA_DETERMINISTIC": "1: only deterministic kernels on a GPU.",
+    "OCTAVO_SDPA_DETERMINISTIC": "1: deterministic kernels on a GPU; where torch has none, it says so.",
     "OCTAVO_DEBUG": "1: show the traceback of an error that is Octavo's fault.",
 }
 _VARIABLE_NOTE = re.compile(r"\s*\[env var: .*\]$")  # which help texts of repeatable flags end with

@@ -63,3 +63,17 @@ def test_fused_steps_give_the_logits_of_gathered_ones(checkpoint, dtype, kv_dtyp
             best = want[same - 1].topk(2).values
             assert best[0] - best[1] < 0.25
     assert used == {"PagedDecode", "PagedPrefill"}
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have a deterministic implementation:UserWarning")
+def test_the_deterministic_switch_gives_the_same_bits_twice(checkpoint, monkeypatch):
+    monkeypatch.setenv("OCTAVO_SDPA_DETERMINISTIC", "1")
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    try:
+        (tokens, logits), (again, repeated) = (run(checkpoint, dtype="bfloat16") for _ in range(2))
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert tokens == again
+    for one, other in zip(logits, repeated, strict=True):
+        assert torch.equal(one, other)

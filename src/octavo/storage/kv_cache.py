@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -109,7 +110,8 @@ class KVCache:
             for g, group in enumerate(groups)
         ]
         if switches.deterministic and device.type == "cuda":
-            torch.use_deterministic_algorithms(True)
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS promises nothing
+            torch.use_deterministic_algorithms(True, warn_only=True)  # torch has no such kernel for some sums
 
     def set_sinks(self, layer: int, sinks: Tensor) -> None:
         """Give a layer whose spec has `sink_logits` its learned logits [Hq]: once, before the first step.
