@@ -15,6 +15,7 @@ from octavo.layers.linear.codes_route import CodesRoute
 from octavo.layers.linear.skinny_route import SkinnyWeight
 from tests.kernels.triton.exact_cases import attend, one_by_one
 from tests.kernels.triton.prefill_cases import PrefillCase
+from tests.layers.test_gpu_routes import mlx_shard
 from tests.layers.test_linear_routes import shard_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")]
@@ -32,15 +33,16 @@ CUDA = torch.device("cuda")
         {"k_codec": "bf16", "v_codec": "bf16"},
         {"k_codec": "q8_0", "v_codec": "q8_0"},
         {"k_codec": "q8_0", "v_codec": "q4_0"},
+        {"k_codec": "q4_0", "v_codec": "q8_0", "dim": 64},
+        {"dim": 80, "hq": 6, "block_size": 64},
+        {"dim": 96, "hq": 32, "block_size": 32},
     ],
     ids=str,
 )
 def test_attention_has_the_same_bits_alone_batched_in_chunks_and_token_by_token(settings, monkeypatch):
-    bits = {"q8_0": 8, "q4_0": 4}.get(settings.get("v_codec"), 16)
-    tiles = exact_tiles(settings.get("dim", 128), bits)
     given = {"hq": 4, "hkv": 2, "dim": 128, "device": "cuda", **settings}
     case = PrefillCase([1600, 1100, 700, 90], queries=[300, 257, 9, 20], **given)
-    serve = {"tiles": tiles, "part": EXACT_PART}
+    serve = {"tiles": exact_tiles(case.dim, case.spec.bits), "part": EXACT_PART}
     whole = attend(case, case.chunks(), **serve)
     bound = 1e-3 if "bf16" in settings.values() else 5e-4
     assert (whole.double() - case.expected()).abs().max() < bound
@@ -71,11 +73,11 @@ def test_a_row_of_a_product_has_the_same_bits_among_any_number_of_others(shape, 
             assert torch.equal(apply(x[7 : 7 + rows]), whole[7 : 7 + rows])
 
 
-@pytest.mark.parametrize("encoding", ["Q4_0", "Q4_1", "Q8_0", "Q5_1", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("encoding", ["Q4_0", "Q4_1", "Q8_0", "Q5_1", "Q4_K", "Q6_K", (4, 64), (8, 32)], ids=str)
 @pytest.mark.parametrize("shape", [(2048, 2048), (4096, 1024), (1024, 6144)], ids=str)
 def test_a_row_of_a_product_with_codes_has_the_same_bits_among_any_number_of_others(shape, encoding):
     route = CodesRoute(torch.bfloat16, CUDA, SkinnyScratch(CUDA), exact=True)
-    tensor = shard_of(encoding, *shape)
+    tensor = (shard_of if isinstance(encoding, str) else mlx_shard)(encoding, *shape)
     weight = route.pack([tensor])
     x = torch.randn(600, shape[1], device=CUDA).bfloat16()
     whole = weight.apply_float32(x)

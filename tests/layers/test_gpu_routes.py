@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gguf
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +14,9 @@ from octavo.layers.linear import Table
 from octavo.layers.linear.codes_route import CodesRoute
 from octavo.layers.linear.route import choose_route
 from octavo.layers.linear.skinny_route import SkinnyRoute
+from octavo.models.loaders.encoded_tensor import EncodedTensor
+from octavo.models.loaders.encodings import gguf_encoding
+from octavo.models.loaders.mlx import AffineTensor
 from tests.layers.test_linear_routes import shard_of
 
 GPU = torch.cuda.is_available()
@@ -22,6 +27,20 @@ ROWS = (1, 3, 17, 70) if GPU else (1, 3, 70)
 
 def route(kind, **settings):
     return kind(DTYPE, DEVICE, SkinnyScratch(DEVICE), **settings)
+
+
+def mlx_shard(scheme, rows, columns, seed=0):
+    """A weight [rows, columns] of random codes in MLX's affine format; `scheme` is (bits, group)."""
+    bits, group = scheme
+    generator = np.random.default_rng(seed)
+    kind = gguf.GGMLQuantizationType.F16
+    scales = (generator.random((rows, columns // group)) * 0.01 + 0.001).astype(np.float16)
+    scales, biases = (
+        EncodedTensor.from_bytes("w", given.shape, gguf_encoding(kind, "w"), given.reshape(-1).view(np.uint8))
+        for given in (scales, -scales * 2 ** (bits - 1))
+    )
+    codes = generator.integers(0, 256, (rows, columns * bits // 8), dtype=np.uint8)
+    return AffineTensor("w", codes, scales, biases, bits, group)
 
 
 def check(packed, weight, error):
@@ -38,10 +57,13 @@ def check(packed, weight, error):
     assert packed.apply(torch.zeros(0, weight.shape[1], device=DEVICE)).shape == (0, len(weight))
 
 
-@pytest.mark.parametrize("encoding", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize(
+    "encoding", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", (4, 64), (8, 32)], ids=str
+)
 def test_codes_are_multiplied_within_the_declared_error_and_looked_up(encoding):
     codes = route(CodesRoute)
-    shards = [shard_of(encoding, 40, 256), shard_of(encoding, 24, 256, seed=1)]
+    shard = shard_of if isinstance(encoding, str) else mlx_shard
+    shards = [shard(encoding, 40, 256), shard(encoding, 24, 256, seed=1)]
     assert codes.refusal(shards) is None
     weight = torch.cat([shard.dequantize() for shard in shards])
     packed = codes.pack(shards)
