@@ -43,12 +43,24 @@ class AdmissionPool(SequencePool):
     def available_blocks(self) -> tuple[int, ...]:
         """Per group, free blocks less those that live sequences may still take of what they are promised."""
         paged = [state for state in self._slots if state is not None and state.storage is StorageKind.PAGED]
-        return tuple(
-            [
-                free - sum([self._claim(state, g, state.promised_blocks[g]) for state in paged])
-                for g, free in enumerate(self.num_free_blocks)
-            ]
-        )
+        return tuple([free - self._claims(paged, g) for g, free in enumerate(self.num_free_blocks)])
+
+    def _claims(self, states: list[SequenceState], group: int) -> int:
+        """The sum of `_claim` for what they are promised. A full group's is asked for at most steps, so it is not taken
+        one by one.
+        """
+        if self.groups[group].spec.window is not None:
+            return sum([self._claim(state, group, state.promised_blocks[group]) for state in states])
+        size, is_shared, total = self.block_size, self.pools[group].is_shared, 0
+        for state in states:
+            table = state.tables[group]
+            missing = state.promised_blocks[group] - table.num_held
+            if missing > 0:
+                total += missing
+            index, filled = divmod(state.written, size)
+            if filled and index < len(table.block_ids) and is_shared(table.block_ids[index]):  # type: ignore[arg-type]
+                total += 1
+        return total
 
     def promised(self, handle: SequenceHandle) -> int:
         """Tokens that the sequence may have without another `promise`. Raises `StaleHandle`."""

@@ -116,6 +116,9 @@ class SequencePool:
         or `max_append_tokens`.
         """
         state = self.sequence(handle)
+        if n == 1 and not state.copies and self._holds_next(state):
+            state.written += 1
+            return ()
         stop = self._grow(state, n)
         if state.copies:
             unmade = state.unmade_copies
@@ -254,6 +257,17 @@ class SequencePool:
         self._slots[state.handle.slot] = None
         self._free_slots.add((state.handle.slot,))
         self._seq_ids.remove(state.seq_id)
+
+    def _holds_next(self, state: SequenceState) -> bool:
+        """Whether the next token goes into blocks of its own that the planner knows: as most tokens do."""
+        tail, filled = divmod(state.written, self.block_size)
+        if not filled or state.storage is StorageKind.DENSE or state.written >= state.promised + state.rope_offset:
+            return False
+        for g in self._paged_groups:
+            table = state.tables[g]
+            if table.num_announced <= tail or self.pools[g].is_shared(table.block_ids[tail]):  # type: ignore[arg-type]
+                return False
+        return True
 
     def _grow(self, state: SequenceState, n: int) -> int:
         """Extend the tables to hold `n` more tokens, in all groups or none; returns the new end.

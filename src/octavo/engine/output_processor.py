@@ -42,6 +42,7 @@ class OutputProcessor:
         self._detokenizer = detokenizer
         self._stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_token_ids)
         self._stops = StopStrings(params.stop)
+        self._has_stops = bool(params.stop)
         self.max_new_tokens = max_new_tokens
         self._index = index
         self._request_id = request_id
@@ -61,7 +62,9 @@ class OutputProcessor:
         if token_id in self._stop_ids:
             tail, _ = self._tail()
             return self._delta(tail, (token_id,), "stop")
-        text, stopped = self._stops.feed(self._detokenizer.push(token_id))
+        text, stopped = self._detokenizer.push(token_id), False
+        if self._has_stops:
+            text, stopped = self._stops.feed(text)
         if not stopped and len(self.token_ids) == self.max_new_tokens:
             tail, stopped = self._tail()
             return self._delta(text + tail, (token_id,), "stop" if stopped else "length")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from octavo.cache.cache_pool import CachePool
 from octavo.cache.prefix_types import TOKEN_BYTES, PrefixDomain, PrefixHit, Snapshot, TokenRun
-from octavo.cache.sequence import SequenceHandle
+from octavo.cache.sequence import SequenceHandle, SequenceState
 from octavo.request import RequestState
 from octavo.scheduler.queue import WaitingRequest
 from octavo.step_batch import StepRow, StorageKind
@@ -25,7 +25,7 @@ class RunningRequest:
     """
 
     waiting: WaitingRequest
-    handle: SequenceHandle
+    sequence: SequenceState  # to read
     began_at: int
     snapshot: Snapshot | None
     capture_at: int
@@ -35,17 +35,21 @@ class RunningRequest:
 
     @classmethod
     def of(
-        cls, waiting: WaitingRequest, handle: SequenceHandle, hit: PrefixHit | None, block_size: int, *, per_slot: bool
+        cls, waiting: WaitingRequest, sequence: SequenceState, hit: PrefixHit | None, block_size: int, *, per_slot: bool
     ) -> RunningRequest:
         """`hit` is None for one that gives nothing. `per_slot`: storage keeps some of it outside of blocks.
 
         Then it is captured where the last whole block before its last token ends, if that is far from where it began.
         """
         if hit is None:
-            return cls(waiting, handle, waiting.state.num_imported_tokens, None, 0, waiting.spare)
+            return cls(waiting, sequence, waiting.state.num_imported_tokens, None, 0, waiting.spare)
         last = (waiting.state.num_tokens - 1) // block_size * block_size
         worth = per_slot and last - hit.num_tokens >= _WORTH_A_SNAPSHOT
-        return cls(waiting, handle, hit.num_tokens, hit.snapshot, last if worth else 0, waiting.spare)
+        return cls(waiting, sequence, hit.num_tokens, hit.snapshot, last if worth else 0, waiting.spare)
+
+    @property
+    def handle(self) -> SequenceHandle:
+        return self.sequence.handle
 
     @property
     def state(self) -> RequestState:
@@ -62,15 +66,15 @@ class RunningRequest:
 
     def growth(self, pool: CachePool, tokens: int) -> tuple[int, ...]:
         """Available blocks that it takes up to have `tokens` tokens, per group; () for none."""
-        if tokens <= pool.promised(self.handle) or not self.grows:
+        if tokens <= self.sequence.promised or not self.grows:
             return ()
         growth = pool.growth(self.handle, tokens)
         return growth if any(growth) else ()
 
     def row(self, pool: CachePool, start: int, token_ids: tuple[int, ...], *, sample: bool) -> StepRow:
         """Count tokens as written from `start` on, and lay them out. See first that there are blocks to grow by."""
-        handle, storage = self.handle, self.waiting.storage
-        sequence = pool.sequence(handle)
+        sequence, storage = self.sequence, self.waiting.storage
+        handle = sequence.handle
         tokens = start + len(token_ids) if sample else self.state.num_tokens
         if tokens > sequence.promised and self.grows:
             pool.promise(handle, tokens)

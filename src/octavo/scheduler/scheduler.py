@@ -234,15 +234,17 @@ class Scheduler:
             if row.sample is (token_id is None):
                 raise InvalidArgument(f"row {i} has sample={row.sample} but its sampled token is {token_id}")
         del self._in_flight[0]
+        size = self._pool.block_size
         captured = dict(zip(step.captures, snapshots, strict=True))
         for i, (running, row, token_id) in enumerate(zip(self._layout.still_running(step), rows, sampled, strict=True)):
             if running is None:
                 continue
             state = running.state
-            state.num_computed_tokens += row.num_tokens
+            before = state.num_computed_tokens
+            state.num_computed_tokens = before + len(row.token_ids)
             if token_id is not None:
                 state.output_token_ids.append(token_id)
-            if self._prefix_cache:
+            if self._prefix_cache and state.num_computed_tokens // size > before // size:
                 self._pool.donate(running.handle, state.tokens, state.num_computed_tokens)
             if i in captured:
                 self._pool.prefix.attach_snapshot(*running.captured_prefix, captured[i])

@@ -32,7 +32,8 @@ class Slots:
             request_id, waiting.storage, state.max_total_tokens, state.keep, prefix=hit, promised=waiting.promised
         )
         per_slot = self.has_rings and waiting.storage is StorageKind.DENSE
-        running = RunningRequest.of(waiting, handle, hit, self._pool.block_size, per_slot=per_slot)
+        sequence = self._pool.sequence(handle)
+        running = RunningRequest.of(waiting, sequence, hit, self._pool.block_size, per_slot=per_slot)
         running.level, running.last_tick = self._waiting.level(waiting), tick
         self.running[request_id] = running
         state.slot, state.num_computed_tokens = handle.slot, running.began_at

@@ -91,8 +91,10 @@ class StepLayout:
             raise
         for _, running, _ in going_on:
             running.last_tick = tick
-        sequences = [self._pool.sequence(running.handle) for _, running, _ in going_on]
-        copies = [pending.copy for sequence in sequences for pending in sequence.copies]
+        copies: list[BlockCopy] = []
+        for (_, running, _), row in zip(going_on, rows, strict=True):
+            if row.fresh:  # as a block that is a copy of another is
+                copies.extend(self._pool.copies(running.handle))
         return ScheduledStep(
             StepBatch(tuple(rows), tuple(copies)),
             tuple([running.state for _, running, _ in going_on]),
@@ -101,10 +103,12 @@ class StepLayout:
 
     def still_running(self, step: ScheduledStep) -> list[RunningRequest | None]:
         """Per row, its request unless it ended meanwhile. Another may go by its name since."""
-        found = [self._slots.running.get(state.request.request_id) for state in step.states]
+        of = self._slots.running.get
         return [
-            running if running is not None and running.waiting.state is state else None
-            for running, state in zip(found, step.states, strict=True)
+            running
+            if (running := of(state.request.request_id)) is not None and running.waiting.state is state
+            else None
+            for state in step.states
         ]
 
     def rows_out(self, step: ScheduledStep) -> dict[str, RowOut]:

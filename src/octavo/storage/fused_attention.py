@@ -162,9 +162,7 @@ class FusedAttention:
             columns += np.where(columns >= keep, skip, 0)
         places = self._tables.stored_rows(begins, columns, self._block_size)
         stored = self._staging.put(np.concatenate((places, np.array(spare, dtype=np.int64))))
-        kinds = {row.storage: row for row in rows}
-        routes = {storage: self._route(row) for storage, row in kinds.items()}
-        return FusedPlan(num_rows, stored, None, (kernel,), None, None, tuple([routes[row.storage] for row in rows]))
+        return FusedPlan(num_rows, stored, None, (kernel,), None, None, tuple([self._route(row) for row in rows]))
 
     def stage(self) -> None:
         """Put the rest of what a step needs, whose size says nothing of its launches, among what is sent."""
