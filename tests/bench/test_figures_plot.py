@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from octavo.bench import decode, overhead
+from octavo.bench import decode, overhead, peers
 from octavo.bench.figures_plot import plot_figures
 from octavo.bench.grammar import GrammarBench
 from octavo.bench.overhead import OverheadProtocol, OverheadRun
+from octavo.bench.peers import Peer, PeerSpeed
 from octavo.bench.percentiles import Spread
 from octavo.bench.stamp import environment_stamp
 from tests.bench.test_overhead import round_
@@ -34,8 +35,8 @@ def test_a_plot_of_one_sequence_and_json_with_every_run(
         return {"timings": timings, "usage": {"prompt_tokens": 8}, "prompt_token_ids": [1]}, 64 << 20
 
     monkeypatch.setattr(decode, "_generate", generate)
-    monkeypatch.setattr(decode, "llama_cpp_installed", lambda: True)
-    monkeypatch.setattr(decode, "run_llama_cpp", lambda *given: decode.PeerSpeed(50.0, 100.0))
+    monkeypatch.setattr(peers, "find_peer", lambda path, python: Peer("python", "xllamacpp", "1", ""))
+    monkeypatch.setattr(Peer, "decode", lambda *given: PeerSpeed(50.0, 100.0, 1 << 20))
     plot = tmp_path / "decode.png"
     sizes = ("--repeats", 3, "--prompt-tokens", 20, "--new-tokens", 5)
     done = octavo("bench", "decode", "-m", gguf, *sizes, "--plot", plot, "--json")

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from octavo.bench import peers, prefill
-from octavo.bench.peers import prefill_llama_cpp
+from octavo.bench.peers import Peer, PrefillFigures
 from octavo.bench.prefill import OURS, PEER, PrefillRun, draw_prompts
 from octavo.bench.prefill_report import report_lines
 from octavo.errors import EngineFault
 from tests.cli.conftest import Run
 
+BESIDE = Peer("python", "llama-cpp-python", "1.2", "CPU : AVX = 1 | AVX512 = 0 | FMA = 1 | ")
 SMALL = ("--prompt-tokens", "8,24", "--rounds", 3)
 
 
@@ -27,15 +28,16 @@ class Engines:
         self.asked: list[tuple[str, list[list[int]]]] = []
         self._fails_at = fails_at
         monkeypatch.setattr(prefill, "measure_ours", lambda path, config, prompts: self._run(OURS, prompts))
-        monkeypatch.setattr(prefill, "prefill_llama_cpp", lambda path, threads, prompts: self._run(PEER, prompts))
-        monkeypatch.setattr(prefill, "llama_cpp_installed", lambda: True)
+        monkeypatch.setattr(Peer, "prefill", lambda peer, path, threads, prompts: self._run(PEER, prompts))
+        monkeypatch.setattr(peers, "find_peer", lambda path, python: BESIDE)
 
-    def _run(self, name: str, prompts: Sequence[list[int]]) -> list[float]:
+    def _run(self, name: str, prompts: Sequence[list[int]]) -> PrefillFigures:
         if len(self.asked) == self._fails_at:
             raise EngineFault(f"{name} ended")
         self.asked.append((name, list(prompts)))
         round_ = sum(asked == name for asked, _ in self.asked)
-        return [round_ * len(prompt) * (2.0 if name == OURS else 1.0) for prompt in prompts[1:]]
+        tps = [round_ * len(prompt) * (2.0 if name == OURS else 1.0) for prompt in prompts[1:]]
+        return PrefillFigures(tps, (300 if name == OURS else 200) << 20)
 
 
 def test_engines_take_turns_in_changing_order_on_the_same_prompts(
@@ -54,6 +56,10 @@ def test_engines_take_turns_in_changing_order_on_the_same_prompts(
     assert found["prefill_tps"][OURS]["24"] == {"median": 96.0, "low": 48.0, "high": 144.0}
     assert found["ours_over"][PEER]["8"] == {"median": 2.0, "low": 2.0, "high": 2.0}
     assert found["tps_by_round"][PEER] == [[8.0, 24.0], [16.0, 48.0], [24.0, 72.0]]
+    assert found["peers"] == {
+        PEER: {"package": "llama-cpp-python", "version": "1.2", "build": "CPU : AVX = 1 | AVX512 = 0 | FMA = 1 |"}
+    }
+    assert found["peak_mib"][OURS]["median"] == 300.0 and found["peak_mib"][PEER]["high"] == 200.0
     assert done.err == "octavo: round 1 of 3\noctavo: round 2 of 3\noctavo: round 3 of 3\n"
 
 
@@ -67,15 +73,17 @@ def test_what_was_measured_before_a_failure_is_shown(octavo: Run, gguf: Path, mo
     Engines(monkeypatch, fails_at=3)
     done = octavo("bench", "prefill", "-m", gguf, *SMALL)
     assert done.status == 1
-    assert done.err.splitlines()[-1] == "octavo: error: octavo ended"
-    head, _, _, *rows = done.out.splitlines()
-    assert head.startswith("INCOMPLETE")
+    assert done.err.splitlines()[-1] == "octavo: error: octavo, round 2 of 3: octavo ended"
+    head, _, peer, _, *rows = done.out.splitlines()
+    assert head == "INCOMPLETE: octavo, round 2 of 3: octavo ended"
+    assert peer == "llama.cpp: llama-cpp-python 1.2, compiled for AVX FMA"
+    assert rows[-1] == "peak memory, MiB   octavo 300.00 (300.00 to 300.00)   llama.cpp 200.00 (200.00 to 200.00)"
     assert rows[0].split("   ")[-1] == "ours ÷ llama.cpp 2.00 (2.00 to 2.00)"
 
 
 def test_the_table_without_a_peer_has_ours_alone() -> None:
-    run = PrefillRun("m.gguf", (8,), 1, tps={OURS: [[100.0]]})
-    assert list(report_lines(run))[-1].split() == ["8", "tokens", "octavo", "100.00", "(100.00", "to", "100.00)"]
+    run = PrefillRun("m.gguf", (8,), 1, measured={OURS: [PrefillFigures([100.0], 1 << 20)]})
+    assert list(report_lines(run))[-2].split() == ["8", "tokens", "octavo", "100.00", "(100.00", "to", "100.00)"]
     assert run.as_object()["ours_over"] == {}
 
 
@@ -83,7 +91,8 @@ def test_a_small_run_loads_the_model_in_a_process_of_its_own(
     octavo: Run, gguf: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pytest.importorskip("matplotlib")
-    monkeypatch.setitem(sys.modules, "xllamacpp", None)
+    for name in ("llama_cpp", "xllamacpp"):
+        monkeypatch.setitem(sys.modules, name, None)
     plot = tmp_path / "prefill.png"
     sizes = ("--prompt-tokens", "8,24", "--rounds", 1, "--plot", plot)
     done = octavo("bench", "prefill", "-m", gguf, *sizes, "--json")
@@ -91,13 +100,8 @@ def test_a_small_run_loads_the_model_in_a_process_of_its_own(
     found = json.loads(done.out)
     assert list(found["prefill_tps"]) == [OURS]
     assert all(spread["median"] > 0 for spread in found["prefill_tps"][OURS].values())
+    assert found["peak_mib"][OURS]["median"] > 50 and found["peers"] == {}
     assert plot.read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_peer_that_fails_is_told_with_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "_START", "import sys\nsys.exit('no such model')\n")
-    with pytest.raises(EngineFault, match=r"^llama\.cpp ended with status 1: no such model$"):
-        prefill_llama_cpp(Path("x.gguf"), 1, [[1], [2]])
 
 
 @pytest.mark.parametrize(

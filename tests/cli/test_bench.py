@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from octavo.bench import decode
+from octavo.bench import decode, peers
+from octavo.bench.peers import Peer, PeerSpeed
+from octavo.errors import EngineFault
 
 FIGURES = ("first_token_s", "decode_tps", "prefill_tps", "peak_mib")
 
@@ -44,12 +46,52 @@ def test_a_table_without_a_peer_that_is_not_installed(octavo, gguf, monkeypatch)
         return {"timings": timings, "usage": {"prompt_tokens": 8}, "prompt_token_ids": [1]}, 64 << 20
 
     monkeypatch.setattr(decode, "_generate", generate)
-    monkeypatch.setitem(sys.modules, "xllamacpp", None)
+    for name in ("llama_cpp", "xllamacpp"):
+        monkeypatch.setitem(sys.modules, name, None)
     done = octavo("bench", "decode", "-m", gguf, "--repeats", 1, "--prompt-tokens", 20, "--new-tokens", 5)
     assert (done.status, done.err) == (0, "run 1 of 1\n")
-    head, *rows = done.out.splitlines()
-    assert head.startswith("llama.gguf, ") and head.endswith("median of 1 (least to most)")
+    head, of, *rows = done.out.splitlines()
+    assert head.startswith("llama.gguf; ") and "octavo commit" in head and "torch" in head
+    assert of == "median of 1 (least to most)"
     assert [row.split(",")[0].split("  ")[0] for row in rows] == ["first token", "decode", "prefill", "peak memory"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"), [(EngineFault("it died"), 1, "it died"), (KeyboardInterrupt(), 130, "interrupted")]
+)
+@pytest.mark.parametrize(("fails_at", "arm"), [(6, "octavo"), (9, "llama.cpp")])
+def test_rounds_before_a_failure_are_kept_with_its_arm_and_round(
+    octavo, gguf, monkeypatch, error, status, said, fails_at, arm
+):
+    """One process warms up, then each round has three of ours and one of the peer."""
+    calls = iter(range(1, 99))
+
+    def step() -> None:
+        if next(calls) == fails_at:
+            raise error
+
+    def generate(path: Path, flags: list[str], prompt: str) -> tuple[dict[str, object], int]:
+        step()
+        timings = {"decode_tps": 30.0, "prefill_tps": 200.0}
+        return {"timings": timings, "usage": {"prompt_tokens": 8}, "prompt_token_ids": [1]}, 64 << 20
+
+    def decode_peer(*given: object) -> PeerSpeed:
+        step()
+        return PeerSpeed(20.0, 100.0, 32 << 20)
+
+    monkeypatch.setattr(decode, "_generate", generate)
+    monkeypatch.setattr(Peer, "decode", decode_peer)
+    monkeypatch.setattr(peers, "find_peer", lambda path, python: Peer("python", "xllamacpp", "1", "CPU : AVX2 = 1 | "))
+    done = octavo("bench", "decode", "-m", gguf, "--repeats", 3, "--new-tokens", 5, "--json")
+    assert done.status == status
+    found = json.loads(done.out)
+    problem = f"{arm}, round 2 of 3: {said}"
+    assert (found["complete"], found["problem"]) == (False, problem)
+    assert found["by_run"]["decode_tps"] == [30.0] and found["by_run"]["llama.cpp peak_mib"] == [32.0]
+    assert found["ours_over"]["llama.cpp"]["peak_mib"]["median"] == 2.0
+    assert found["peers"]["llama.cpp"]["build"] == "CPU : AVX2 = 1 |"
+    if status == 1:
+        assert done.err.splitlines()[-1] == f"octavo: error: {problem}"
 
 
 @pytest.mark.parametrize(
@@ -94,6 +136,8 @@ def test_random_weights_need_a_config_and_no_model(octavo, tmp_path):
     done = octavo(*small, *none, "--config", tmp_path, "--device", "cpu", "--json")
     assert done.status == 0, done.err
     assert [cell["load"] for cell in json.loads(done.out)["cells"]] == ["3 requests of 2-9"]
+    done = octavo(*small, "--config", tmp_path, "--peer-python", sys.executable)
+    assert done.status == 2 and "leave --peer-python out" in done.err
     for wrong in ((), ("--config", tmp_path, "-m", "smollm2")):
         done = octavo(*small, *wrong)
         assert done.status == 2 and "--random-weights --config DIR" in done.err

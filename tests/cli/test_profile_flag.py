@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from octavo.bench import decode
+from octavo.bench import decode, peers
 from tests.cli.conftest import Run, command, environment
 
 
@@ -61,7 +61,7 @@ def test_bench_decode_profiles_a_run_that_it_does_not_time(octavo: Run, model, t
         return {"timings": timings, "usage": {"prompt_tokens": 8}, "prompt_token_ids": [1]}, 1 << 20
 
     monkeypatch.setattr(decode, "_generate", generate)
-    monkeypatch.setattr(decode, "llama_cpp_installed", lambda: False)
+    monkeypatch.setattr(peers, "find_peer", lambda path, python: None)
     arguments = ("bench", "decode", "-m", model, "--repeats", 2, "--new-tokens", 4, "--json")
     assert octavo(*arguments, "--profile", tmp_path, "--profile-steps", 2).status == 0
     warm_up, *timed, profiled = runs

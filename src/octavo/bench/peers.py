@@ -1,78 +1,110 @@
-"""Other engines, measured beside ours in the same run where they are installed."""
+"""llama.cpp, measured beside ours in the same run: where it is found, and its processes. Compares nothing."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from octavo.errors import EngineFault
+from octavo.bench import peer_child
+from octavo.environment import peer_environment
+from octavo.errors import EngineFault, InvalidRequest
 
-_START = """
-import json, sys
-import xllamacpp
-path, threads, context, *task = json.loads(sys.argv[1])
-params = xllamacpp.CommonParams()
-params.model.path = path
-params.n_ctx = context
-params.n_parallel = 1
-params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-server = xllamacpp.Server(params)
-
-def timings(prompt, count):
-    request = {"prompt": prompt, "n_predict": count, "temperature": 0, "ignore_eos": True, "cache_prompt": False}
-    answer = server.handle_completions(request)
-    return (json.loads(answer) if isinstance(answer, str) else answer)["timings"]
-"""
-# Each prints one JSON line of its own timings: a short prompt with many new tokens, then a long prompt; or prompts
-# one after the other, of which the first warms up.
-_DECODE = """
-prompt_ids, new_tokens, long_ids = task
-timings(prompt_ids, 8)
-decode = timings(prompt_ids, new_tokens)["predicted_per_second"]
-prefill = timings(long_ids, 2)["prompt_per_second"]
-print(json.dumps({"decode_tps": decode, "prefill_tps": prefill}))
-"""
-_PREFILL = """
-print(json.dumps([timings(prompt, 1)["prompt_per_second"] for prompt in task[0]][1:]))
-"""
+_MODULES = ("llama_cpp", "xllamacpp")
+_INSTRUCTIONS = re.compile(r"(\w+) = [1-9]")
 
 
 @dataclass(frozen=True, slots=True)
 class PeerSpeed:
-    """Tokens per second, as the peer itself counts them."""
+    """Of one process: tokens per second, and the most memory that it held."""
 
     decode_tps: float
     prefill_tps: float
+    peak_bytes: int
 
 
-def llama_cpp_installed() -> bool:
-    """True if the `xllamacpp` package, llama.cpp as a library, can be imported."""
-    return find_spec("xllamacpp") is not None
+@dataclass(frozen=True, slots=True)
+class PrefillFigures:
+    """Of one process, ours or a peer's: tokens per second of each prompt, and the most memory that it held."""
+
+    tps: list[float]
+    peak_bytes: int
 
 
-def run_llama_cpp(model: Path, threads: int, prompt_ids: list[int], new_tokens: int, long_ids: list[int]) -> PeerSpeed:
-    """One fresh process of llama.cpp over a GGUF file. Raises `EngineFault` if it fails."""
-    context = len(long_ids) + len(prompt_ids) + new_tokens + 64
-    return PeerSpeed(**_run(_DECODE, [str(model), threads, context, prompt_ids, new_tokens, long_ids]))
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """llama.cpp as `package` of a Python. `build` is what it says of itself: the instructions it was compiled for."""
+
+    python: str
+    package: str
+    version: str
+    build: str
+
+    @property
+    def line(self) -> str:
+        return f"{self.package} {self.version}, compiled for {' '.join(_INSTRUCTIONS.findall(self.build)) or 'no more'}"
+
+    def as_object(self) -> dict[str, str]:
+        return {"package": self.package, "version": self.version, "build": self.build.strip()}
+
+    def decode(
+        self, model: Path, threads: int, prompt: list[int], new_tokens: int, long_prompt: list[int]
+    ) -> PeerSpeed:
+        """One fresh process over a GGUF file. Raises `EngineFault` if it fails."""
+        context = len(long_prompt) + len(prompt) + new_tokens + 64
+        asked = {"prompt": prompt, "new_tokens": new_tokens, "long_prompt": long_prompt}
+        return PeerSpeed(**self._run(model, threads, context, asked))
+
+    def prefill(self, model: Path, threads: int, prompts: Sequence[list[int]]) -> PrefillFigures:
+        """Of every prompt but the first, which warms up, by a fresh process. Raises `EngineFault` if it fails."""
+        found = self._run(model, threads, max(map(len, prompts)) + 64, {"prompts": list(prompts)})
+        return PrefillFigures(found["prefill_tps"], found["peak_bytes"])
+
+    def _run(self, model: Path, threads: int, context: int, asked: Mapping[str, object]) -> dict[str, Any]:
+        task = {"package": self.package, "model": str(model), "threads": threads, "context": context, **asked}
+        return _ask(self.python, task)
 
 
-def prefill_llama_cpp(model: Path, threads: int, prompts: Sequence[list[int]]) -> list[float]:
-    """Tokens/s of every prompt but the first, which warms up, by a fresh process. Raises `EngineFault` if it fails."""
-    context = max(map(len, prompts)) + 64
-    found: list[float] = _run(_PREFILL, [str(model), threads, context, list(prompts)])
-    return found
+def find_peer(model: Path, python: Path | None) -> Peer | None:
+    """What `python` has, or this one; llama-cpp-python goes first. None if there is nothing to measure `model` beside.
+
+    Raises `InvalidRequest` if a Python was named, and that is so.
+    """
+    if model.suffix != ".gguf":
+        if python is not None:
+            raise InvalidRequest(f"{model.name} is no GGUF file, which is all that llama.cpp reads; no --peer-python")
+        return None
+    if python is None and all(find_spec(name) is None for name in _MODULES):
+        return None
+    where = sys.executable if python is None else str(python)
+    try:
+        found = _ask(where, {})
+    except OSError as error:
+        raise InvalidRequest(f"--peer-python {where!r} cannot be run ({error.strerror}); name a Python") from error
+    if not found:
+        raise InvalidRequest(f"--peer-python {where!r} has no llama.cpp; install llama-cpp-python or xllamacpp there")
+    return Peer(where, **found)
 
 
-def _run(script: str, task: list[object]) -> Any:
-    command = [sys.executable, "-c", _START + script, json.dumps(task)]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+def _ask(python: str, task: Mapping[str, object]) -> dict[str, Any]:
+    command = [python, "-c", Path(peer_child.__file__).read_text(encoding="utf-8")]
+    done = subprocess.run(
+        command,
+        input=json.dumps(task),
+        env=peer_environment(),
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
     if done.returncode != 0:
         said = done.stderr.strip().splitlines() or ["without a word"]
         raise EngineFault(f"llama.cpp ended with status {done.returncode}: {said[-1]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found

@@ -9,6 +9,7 @@ import json
 import sys
 from pathlib import Path
 
+from octavo.bench.peer_child import peak_bytes
 from octavo.config import EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.loaded_model import load_model, plan_model
@@ -25,7 +26,8 @@ def main() -> None:
         llm = LLM.over(EngineCore(load_model(plan_model(Path(settings["model"]), config), config), config))
         print("{}", flush=True)
         for line in sys.stdin:
-            print(json.dumps({"prefill_tps": prefill_tps(llm, json.loads(line)["prompts"])}), flush=True)
+            found = {"prefill_tps": prefill_tps(llm, json.loads(line)["prompts"])}
+            print(json.dumps({**found, "peak_bytes": peak_bytes()}), flush=True)
     except OctavoError as error:
         sys.exit(f"octavo: error: {error}")
 

@@ -6,23 +6,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from octavo.bench.plot import draw_spreads, finish_axis, new_figure, write_figure
-from octavo.bench.prefill import OURS, PrefillRun
+from octavo.bench.prefill import OURS, PEER, PrefillRun
 from octavo.bench.stamp import machine_line, versions_line
 
 
 def report_lines(run: PrefillRun) -> Iterator[str]:
     """Medians of the rounds (least to most), and ours over each peer's, round by round."""
-    engines = [name for name, rounds in run.tps.items() if rounds]
-    if not run.complete:
-        yield "INCOMPLETE: it ended before all rounds were measured"
+    engines = run.engines
+    yield from run.outcome.lines()
     yield f"{run.model}; {machine_line(run.environment)}; {versions_line(run.environment)}"
-    yield f"prompt tokens/s up to the first token, median of {len(run.tps[engines[0]])} rounds (least to most)"
+    if run.peer is not None:
+        yield f"{PEER}: {run.peer.line}"
+    yield f"prompt tokens/s up to the first token, median of {len(run.measured[engines[0]])} rounds (least to most)"
     for length in run.lengths:
         told = "   ".join(f"{name} {run.spread(name, length)}" for name in engines)
         ratios = "".join(
             f"   ours ÷ {name} {run.ratio(name, length)}" for name in engines if name != OURS and OURS in engines
         )
         yield f"{length:>6} tokens   {told}{ratios}"
+    yield "peak memory, MiB   " + "   ".join(f"{name} {run.peak_mib(name)}" for name in engines)
 
 
 def plot_prefill(run: PrefillRun, path: Path) -> None:
@@ -30,9 +32,8 @@ def plot_prefill(run: PrefillRun, path: Path) -> None:
     figure = new_figure(f"{run.model}: prefill, {run.rounds} rounds (median, least to most)", width=7)
     axis = figure.subplots()
     lengths = sorted(run.lengths)
-    for name, rounds in run.tps.items():
-        if rounds:
-            draw_spreads(axis, lengths, [run.spread(name, length) for length in lengths], name)
+    for name in run.engines:
+        draw_spreads(axis, lengths, [run.spread(name, length) for length in lengths], name)
     axis.set_xscale("log", base=2)
     axis.set_xticks(lengths, list(map(str, lengths)))
     axis.set_xlabel("tokens of the prompt")

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from octavo.cli import bench_exact
 from octavo.cli import engine_options as flags
-from octavo.cli.bench_options import Plot, check_plot_flag, draw_figures
+from octavo.cli.bench_options import PeerPython, Plot, check_plot_flag, draw_figures
 from octavo.cli.bench_random import decode_random
 from octavo.cli.options import option
 from octavo.engine.profile import DEFAULT_STEPS, ProfileSettings
 from octavo.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from octavo.bench.decode import DecodeRun
 
 
 def decode(
@@ -27,6 +30,7 @@ def decode(
     dtype: flags.Dtype = "auto",
     weights: flags.Weights = "auto",
     threads: flags.Threads = None,
+    peer_python: PeerPython = None,
     profile: flags.ProfileDirectory = None,
     profile_steps: flags.ProfileSteps = DEFAULT_STEPS,
     random_weights: Annotated[
@@ -71,6 +75,8 @@ def decode(
             raise InvalidRequest(
                 "random weights are made for a config; give --random-weights --config DIR, and no model"
             )
+        if peer_python is not None:
+            raise InvalidRequest("nothing stands beside random weights; leave --peer-python out")
         given = flags.EngineFlags(
             dtype=dtype, device=device, threads=threads, cuda_graphs=cuda_graphs, exact=exact
         ).config(1)
@@ -93,7 +99,8 @@ def decode(
     if requests is not None:
         raise InvalidRequest("--requests needs --random-weights; `octavo bench serving` sends requests to a server")
     profiles = ProfileSettings.of(profile, profile_steps)
-    from octavo.bench.decode import bench_decode
+    from octavo.bench.decode import DecodeRun, bench_decode
+    from octavo.bench.peers import find_peer
     from octavo.engine.hardware import choose_threads
     from octavo.store import TerminalProgress, resolve_model
 
@@ -102,24 +109,24 @@ def decode(
     passed = ["--storage", storage, "--dtype", dtype, "--weights", weights, "--threads", str(num_threads)]
     passed += [] if exact is None else ["--exact" if exact else "--no-exact"]
     path = resolve_model(model, progress=TerminalProgress())
-    result = bench_decode(
-        path,
-        passed,
-        threads=num_threads,
-        prompt_tokens=prompt_tokens,
-        new_tokens=new_tokens,
-        repeats=repeats,
-        profiles=profiles,
-        on_run=lambda run: print(f"run {run + 1} of {repeats}", file=sys.stderr),
-    )
-    draw_figures(f"{result.model}: one sequence, {repeats} runs", result.charts(), plot)
-    if as_json:
-        print(json.dumps(result.as_object()))
-        return
-    print(f"{result.model}, {result.machine}; median of {repeats} (least to most)")
-    print(f"first token, from process start   {result.first_token_s} s")
-    print(f"decode, {result.new_tokens} tokens              {result.decode_tps} tokens/s")
-    print(f"prefill, {result.prompt_tokens} tokens             {result.prefill_tps} tokens/s")
-    print(f"peak memory                       {result.peak_mib} MiB")
-    for name, peer in result.peers.items():
-        print(f"{name}: decode {peer.decode_tps} tokens/s, prefill {peer.prefill_tps} tokens/s")
+    run = DecodeRun(path.name, repeats, new_tokens, find_peer(path, peer_python))
+    try:
+        bench_decode(
+            run,
+            path,
+            passed,
+            threads=num_threads,
+            prompt_tokens=prompt_tokens,
+            profiles=profiles,
+            on_run=lambda round_: print(f"run {round_ + 1} of {repeats}", file=sys.stderr),
+        )
+    finally:  # what ends it early, an interrupt too, loses nothing that was measured
+        if run.rounds:
+            _show(run, plot, as_json)
+
+
+def _show(run: DecodeRun, plot: Path | None, as_json: bool) -> None:
+    from octavo.bench.decode_report import report_lines
+
+    print(json.dumps(run.as_object()) if as_json else "\n".join(report_lines(run)), flush=True)
+    draw_figures(f"{run.model}: one sequence, {len(run.rounds)} runs", run.charts(), plot)

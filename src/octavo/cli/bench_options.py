@@ -22,6 +22,10 @@ Concurrencies = Annotated[str, option("--concurrency", help="Numbers of clients;
 AnswerTokens = Annotated[int, option("--max-tokens", help="Tokens of an answer.")]
 Requests = Annotated[int, option("--requests", help="Requests of each client per cell and round.")]
 Plot = Annotated[Path | None, option("--plot", help="A .png file to draw (needs matplotlib).")]
+PeerPython = Annotated[
+    Path | None,
+    option("--peer-python", help="Python that has llama.cpp, as llama-cpp-python or xllamacpp (default: this one)."),
+]
 Rounds = Annotated[int, option("--rounds", help="Times that everything is measured, in turn.")]
 Out = Annotated[
     Path | None, option("--out", help="New file for the raw data, JSON lines (default: named by time and model).")

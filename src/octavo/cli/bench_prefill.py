@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.cli import engine_options as flags
-from octavo.cli.bench_options import Plot, PromptLengths, Rounds, check_plot_flag, counts
+from octavo.cli.bench_options import PeerPython, Plot, PromptLengths, Rounds, check_plot_flag, counts
 
 if TYPE_CHECKING:
     from octavo.bench.prefill import PrefillRun
@@ -22,6 +22,7 @@ def prefill(
     rounds: Rounds = 5,
     engine: flags.EngineFlags,
     force: flags.Force = False,
+    peer_python: PeerPython = None,
     plot: Plot = None,
     as_json: flags.AsJson = False,
 ) -> None:
@@ -29,6 +30,7 @@ def prefill(
     check_plot_flag(plot)
     from dataclasses import replace
 
+    from octavo.bench.peers import find_peer
     from octavo.bench.prefill import PrefillRun, bench_prefill, check_lengths
     from octavo.engine.loaded_model import plan_model
     from octavo.store import TerminalProgress, resolve_model
@@ -37,7 +39,8 @@ def prefill(
     config = replace(engine.config(1, force=force), prefix_cache=False)
     plan = plan_model(resolve_model(model, progress=TerminalProgress()), config)
     check_lengths(plan, lengths, rounds)
-    run = PrefillRun(plan.checkpoint.path.name, lengths, rounds)
+    path = plan.checkpoint.path
+    run = PrefillRun(path.name, lengths, rounds, find_peer(path, peer_python))
     try:
         bench_prefill(
             run,
@@ -46,7 +49,7 @@ def prefill(
             on_round=lambda round_: print(f"octavo: round {round_ + 1} of {rounds}", file=sys.stderr, flush=True),
         )
     finally:  # what ends it early, an interrupt too, loses nothing that was measured
-        if any(run.tps.values()):
+        if run.engines:
             _show(run, plot, as_json)
 
 
