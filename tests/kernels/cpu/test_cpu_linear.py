@@ -19,7 +19,7 @@ from tests.kernels.cpu.linear_cases import (
 
 COLUMNS = [32, 64, 96, 576, 1536, 33 * 32]
 # Around the number of rows that share a pass over a tile (4), a block (16) and an item (64).
-COUNTS = [0, 1, 2, 3, 4, 5, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 130]
+COUNTS = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 130]
 
 every_form = pytest.mark.parametrize(
     ("bits", "group", "offset"),

@@ -59,8 +59,7 @@ static void encode_row(const float *x, int64_t spans, uint8_t *block, int64_t he
             vi more = bits > most;
             most = (more & bits) | (~more & most);
         }
-        int32_t largest_bits = 0;
-        for (int i = 0; i < VL; i++) largest_bits = most[i] > largest_bits ? most[i] : largest_bits;
+        const int32_t largest_bits = max_lanes_i(most);
         float largest;
         memcpy(&largest, &largest_bits, 4);
         // Not finite: poison the result. Next to nothing: zero.
@@ -79,8 +78,7 @@ static void encode_row(const float *x, int64_t spans, uint8_t *block, int64_t he
                 store_bytes(high_out + at, high);
                 store_bytes(low_out + at, q - (high << 7));
             }
-            sums[half] = 0;
-            for (int i = 0; i < VL; i++) sums[half] += sum[i];
+            sums[half] = sum_lanes_i(sum);
         }
         const float scale = bad ? NAN : none ? 0.0f : largest / FULL;
         const int32_t sum = sums[0] + sums[1];

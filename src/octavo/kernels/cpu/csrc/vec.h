@@ -52,6 +52,27 @@ INLINE int any_lane(vi mask) {
     return any != 0;
 }
 
+// Of whole numbers, where no order of adding matters.
+INLINE int32_t sum_lanes_i(vi v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_epi32((__m512i)v);
+#else
+    int32_t sum = 0;
+    for (int i = 0; i < VL; i++) sum += v[i];
+    return sum;
+#endif
+}
+
+INLINE int32_t max_lanes_i(vi v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_epi32((__m512i)v);
+#else
+    int32_t most = v[0];
+    for (int i = 1; i < VL; i++) most = v[i] > most ? v[i] : most;
+    return most;
+#endif
+}
+
 // Sum and largest of the lanes, always by the same tree.
 INLINE float sum_lanes(const vf *v) {
     float x[LANES];
