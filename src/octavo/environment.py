@@ -8,7 +8,6 @@ from pathlib import Path
 
 # What a flag's variable sets is given to them as an argument or not at all; these are no flags.
 _KEPT = ("OCTAVO_MODELS", "OCTAVO_CPU_KERNELS", "OCTAVO_PAGED_ATTENTION_NATIVE", "OCTAVO_SDPA_DETERMINISTIC")
-_SPIN_COUNT = "2000"
 
 
 def have_threads_wait() -> None:
@@ -19,18 +18,12 @@ def have_threads_wait() -> None:
     from the very thread that they wait for. Beside other work, loading a model then takes ten times as long.
     """
     if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
+        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 
 def child_environment() -> dict[str, str]:
     """This process's environment without the variables that would set flags of `octavo`."""
     return {name: value for name, value in os.environ.items() if not name.startswith("OCTAVO_") or name in _KEPT}
-
-
-def peer_environment() -> dict[str, str]:
-    """`child_environment` for another engine: without the setting that `have_threads_wait` makes for ours."""
-    ours = ("GOMP_SPINCOUNT", _SPIN_COUNT)
-    return {name: value for name, value in child_environment().items() if (name, value) != ours}
 
 
 def cache_home() -> Path:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.bench import peer_child
-from octavo.environment import peer_environment
+from octavo.environment import child_environment
 from octavo.errors import EngineFault, InvalidRequest
 
 _MODULES = ("llama_cpp", "xllamacpp")
@@ -97,7 +97,7 @@ def _ask(python: str, task: Mapping[str, object]) -> dict[str, Any]:
     done = subprocess.run(
         command,
         input=json.dumps(task),
-        env=peer_environment(),
+        env=child_environment(),
         capture_output=True,
         text=True,
         errors="replace",
