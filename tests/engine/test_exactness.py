@@ -11,10 +11,13 @@ import torch
 
 from octavo.cache.spec import LayerSpec
 from octavo.config import EngineConfig
+from octavo.engine.attention_check import attention_is_row_invariant
 from octavo.engine.exactness import resolve_exact
 from octavo.engine.loaded_model import load_model, plan_model, share_weights
 from octavo.engine.route_check import checked_routes
 from octavo.errors import InvalidRequest
+from octavo.kernels.cpu import library
+from octavo.kernels.cpu.attention import AttentionKernel
 from octavo.layers.linear import RouteChoice
 from octavo.layers.linear.route import RouteProperties
 from octavo.layers.linear.row_probe import COUNTS, differing_count
@@ -177,6 +180,39 @@ def test_a_machine_on_which_no_route_holds_is_told_or_refused_if_exact_results_w
     assert not plan.is_row_invariant
     assert "on this machine" in plan.exact.reason
     with pytest.raises(InvalidRequest, match=r"^exact results were asked for, but on this machine .*; use --no-exact$"):
+        load(model, exact=True)
+
+
+def test_attention_is_tried_in_every_shape_that_the_compiled_kernels_serve(monkeypatch):
+    if library.load().functions is None:
+        pytest.skip(f"no compiled kernels: {library.load().reason}")
+    odd = LayerSpec("full", 4, 2, 24, 24, 0.1, None)
+    for codec in ("f32", "f16", "q8_0", "turbo4"):
+        assert attention_is_row_invariant([FULL, SLIDING, FULL], (CODECS[codec], CODECS["f16"]))
+    run, tried, company = AttentionKernel.run, [], {"tokens": 0, "count": 0}
+
+    def off_in_company(self, q, k, v, step, out, sinks=None):
+        run(self, q, k, v, step, out, sinks)
+        here = {"tokens": len(q), "count": step.count}
+        tried.append((len(q), step.count))
+        out += here == company
+
+    monkeypatch.setattr(AttentionKernel, "run", off_in_company)
+    for tokens, count in ((1, 1), (12, 1), (12, 12)):
+        company.update(tokens=tokens, count=count)
+        assert not attention_is_row_invariant([SLIDING], (CODECS["f16"],) * 2)
+    company.update(tokens=0)
+    tried.clear()
+    assert attention_is_row_invariant([odd, SLIDING, SLIDING], (CODECS["f16"],) * 2)
+    assert tried == [(12, 1), *[(1, 1)] * 12, (12, 12)]
+
+
+def test_a_machine_on_which_attention_does_not_hold_is_told_or_refused(model, monkeypatch):
+    monkeypatch.setattr("octavo.engine.loaded_model.attention_is_row_invariant", lambda layout, codecs: False)
+    plan = load(model).plan
+    assert not plan.is_row_invariant
+    assert plan.exact.reason == "on this machine a token's attention depends on what is computed beside it"
+    with pytest.raises(InvalidRequest, match=r"^exact results were asked for, but .*attention .*; use --no-exact$"):
         load(model, exact=True)
 
 

@@ -12,6 +12,7 @@ import torch
 
 from octavo.cache.storage_policy import StorageDecision, resolve_storage
 from octavo.config import EngineConfig
+from octavo.engine.attention_check import attention_is_row_invariant
 from octavo.engine.exactness import Exactness, resolve_exact
 from octavo.engine.hardware import available_memory, choose_device, choose_dtype, choose_threads
 from octavo.engine.ledger import Ledger, plan_memory
@@ -175,10 +176,14 @@ def _checked(plan: ModelPlan, config: EngineConfig) -> ModelPlan:
     """The plan with routes that give a row its own bits on this machine, if it is to be exact."""
     if not plan.exact.holds:
         return plan
+    layout = model_class(plan.config.model_type).kv_layout(plan.config)
     with torch.inference_mode():
         routes = checked_routes(plan.routes, plan.checkpoint, plan.device)
-    if routes is None:
+        attends = plan.device.type != "cpu" or attention_is_row_invariant(layout, plan.codecs)
+    if routes is None or not attends:
         reason = "on this machine a product's bits depend on its number of rows"
+        if routes is not None:
+            reason = "on this machine a token's attention depends on what is computed beside it"
         if config.exact:
             raise InvalidRequest(f"exact results were asked for, but {reason}; use --no-exact")
         return replace(plan, exact=Exactness(False, reason))

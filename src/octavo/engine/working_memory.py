@@ -18,6 +18,7 @@ from octavo.kernels.attention_parts import (
     RAGGED_CUTS,
 )
 from octavo.kernels.chunked_attention import KEY_CHUNK, MAX_SCORES
+from octavo.kernels.cpu.attention import workspace_bytes as attention_bytes
 from octavo.kernels.draws import scratch_bytes
 from octavo.models.config import ModelConfig
 from octavo.step_batch import StorageKind
@@ -28,7 +29,6 @@ from octavo.storage.undo import DEPTH
 
 _ROTARY_BLOCK = 4096  # positions that the rotary table grows by
 _ENCODED_SPAN = (32, 80)  # columns, and bytes that the compiled products take for them once encoded
-_TILE_ROWS, _TILE_KEYS, _LANES = 32, 64, 16  # of the compiled attention
 _VOCABULARY_ROWS = 24  # bytes per vocabulary entry of the sampler's scratch, and the temporaries beside it
 _ROTATED = 3  # float32 copies of a layer's keys that are there while a context shift rotates them
 _EXACT_SCRATCH = 64 << 20  # of exact products on a GPU, whose columns are cut into parts
@@ -156,10 +156,11 @@ def _encoded_bytes(group: CacheGroup, serving: Serving) -> int:
 
 
 def _compiled_bytes(group: CacheGroup, config: EngineConfig, serving: Serving, max_context: int) -> int:
-    """The threads' tiles; and a copy only where a chunk goes to a ring, or a switch has blocks gathered."""
+    """The kernel's own; and a copy only where a chunk goes to a ring, or a switch has blocks gathered."""
     in_ring = group.spec.window is not None and serving.storage is StorageKind.DENSE
     gathered = serving.gather and serving.storage is StorageKind.PAGED
-    tiles = serving.threads * _tile_bytes(group.spec.k_dim, group.spec.v_dim)
+    spec = group.spec
+    tiles = attention_bytes(spec.k_dim, spec.v_dim, _span(group, config, max_context), serving.threads)
     return tiles + (_copied_bytes(group, config, serving, max_context) if in_ring or gathered else 0)
 
 
@@ -204,9 +205,3 @@ def _copied_bytes(group: CacheGroup, config: EngineConfig, serving: Serving, max
 
 def _mask_bytes(group: CacheGroup, config: EngineConfig, max_context: int) -> int:
     return _span(group, config, max_context) * step_tokens(config, max_context)
-
-
-def _tile_bytes(k_dim: int, v_dim: int) -> int:
-    """One thread's workspace of the compiled attention: a tile of query rows, and a chunk of keys and values."""
-    rows = _TILE_ROWS * (k_dim + v_dim + _TILE_KEYS + 2 + _LANES)
-    return 4 * (rows + _TILE_KEYS * (k_dim + v_dim) + _LANES * k_dim)

@@ -11,14 +11,16 @@
 #include "pool.h"
 #include "scratch.h"
 
-enum { LEAST_WORK = 1 << 16 }; // products for scores: with fewer, another thread costs more than it takes over
+// Products for scores with fewer of which another thread costs more than it takes over; float32 numbers that all partial
+// results may take: threads share no more tiles.
+enum { LEAST_WORK = 1 << 16, MOST_PARTIALS = 4 << 20 };
 
 // A tile, and the parts of positions that it sees.
 typedef struct {
     row_tile rows;
     int64_t first_part, num_parts;
     float *partials;      // [num_parts, partial_floats] where threads share the parts, or NULL
-    _Atomic int32_t left; // of them, that nobody has computed
+    _Atomic int32_t left; // of them, that nobody has computed yet; 0 where they are not shared
 } tile;
 
 // All parts of a tile, or one.
@@ -170,37 +172,37 @@ static int64_t list_tiles(const octavo_sequence *sequences, int64_t count, row_t
             const int64_t first = first_visible(rows.heads, s->start + rows.t0) / PART;
             const int64_t parts = (s->start + rows.t1 - 1) / PART + 1 - first;
             for (rows.head = 0; rows.head < rows.heads->num_kv_heads; rows.head++, listed++)
-                if (tiles) tiles[listed] = (tile){.rows = rows, .first_part = first, .num_parts = parts, .left = (int32_t)parts};
+                if (tiles) tiles[listed] = (tile){.rows = rows, .first_part = first, .num_parts = parts};
         }
     return listed;
 }
 
-// Whether threads share a tile: where it is so much of all that a thread might be left without work.
-static int is_shared(const tile *t, int64_t parts_of_all, int64_t threads) {
-    return threads > 1 && t->num_parts > 1 && t->num_parts * threads * 4 > parts_of_all;
+static int64_t shared_floats(const tile *t) {
+    return t->num_parts * partial_floats(num_rows(&t->rows), t->rows.v->dim);
 }
 
 // The items of all tiles, into `job`, with memory for partial results. Returns how many; 0 if memory ran out.
 static int64_t list_items(attention *job, int64_t num_tiles, int64_t threads) {
     int64_t parts = 0, items = 0, floats = 0;
     for (const tile *t = job->tiles; t < job->tiles + num_tiles; t++) parts += t->num_parts;
-    for (const tile *t = job->tiles; t < job->tiles + num_tiles; t++) {
-        const int shared = is_shared(t, parts, threads);
+    for (tile *t = job->tiles; t < job->tiles + num_tiles; t++) {
+        // Shared where it is so much of all that a thread might be left without work.
+        const int much = threads > 1 && t->num_parts > 1 && t->num_parts * threads * 4 > parts;
+        const int shared = much && floats + shared_floats(t) <= MOST_PARTIALS;
+        t->left = shared ? (int32_t)t->num_parts : 0;
         items += shared ? t->num_parts : 1;
-        if (shared) floats += t->num_parts * partial_floats(num_rows(&t->rows), t->rows.v->dim);
+        floats += shared ? shared_floats(t) : 0;
     }
     float *partials = octavo_scratch(SCRATCH_PARTIALS, floats * 4 + items * (int64_t)sizeof(item));
     if (partials == NULL) return 0;
     item *next = job->items = (item *)(partials + floats);
     for (int64_t i = 0; i < num_tiles; i++) {
         tile *t = job->tiles + i;
-        if (!is_shared(t, parts, threads)) {
-            *next++ = (item){(int32_t)i, 0};
-            continue;
+        if (t->left) {
+            t->partials = partials;
+            partials += shared_floats(t);
         }
-        t->partials = partials;
-        partials += t->num_parts * partial_floats(num_rows(&t->rows), t->rows.v->dim);
-        for (int64_t part = 0; part < t->num_parts; part++) *next++ = (item){(int32_t)i, (int32_t)part};
+        for (int32_t part = 0; part < (t->left ? t->num_parts : 1); part++) *next++ = (item){(int32_t)i, part};
     }
     return items;
 }
