@@ -7,11 +7,12 @@ import json
 import pytest
 import torch
 
+from octavo.bench import engine_decode
 from octavo.bench.engine_decode import EngineDecode, EngineDecodeRun, bench_engine_decode, cell_line, load_random
 from octavo.bench.kernel_loads import parse_loads
 from octavo.bench.random_model import RandomCheckpoint
 from octavo.config import EngineConfig
-from octavo.errors import LoadError
+from octavo.errors import EngineFault, LoadError
 
 CONFIG = {
     "model_type": "qwen3",
@@ -83,3 +84,26 @@ def test_a_run_has_a_cell_for_each_load_and_tells_when_the_first_token_came(dire
         speed = cell["tokens_per_s"]
         assert 0 < speed["low"] <= speed["median"] <= speed["high"]
     assert written["first_token_s"] is None or written["first_token_s"] > 0
+
+
+@pytest.mark.parametrize("error", [EngineFault("no room"), KeyboardInterrupt()])
+def test_loads_before_a_failure_are_kept_and_the_run_says_that_it_is_not_whole(
+    octavo, directory, monkeypatch, error
+) -> None:
+    class Engine(EngineDecode):
+        def run(self, *given, **named):
+            if len(self._prompts) == 2:
+                raise error
+            return super().run(*given, **named)
+
+    monkeypatch.setattr(engine_decode, "EngineDecode", Engine)
+    small = ("--loads", "1x9,2x4", "--new-tokens", 4, "--repeats", 1, "--device", "cpu", "--config", directory)
+    done = octavo("bench", "decode", "--random-weights", *small, "--json")
+    said = "2x4: no room" if isinstance(error, EngineFault) else "2x4: interrupted"
+    assert done.status == (1 if isinstance(error, EngineFault) else 130)
+    found = json.loads(done.out)
+    assert (found["complete"], found["problem"]) == (False, said)
+    assert [cell["load"] for cell in found["cells"]] == ["1x9"]
+    first, head, *_ = octavo("bench", "decode", "--random-weights", *small).out.splitlines()
+    assert first == f"INCOMPLETE: {said}"
+    assert "octavo commit" in head and f"torch {torch.__version__}" in head

@@ -10,11 +10,9 @@ import pytest
 
 from octavo.bench import decode, overhead, peers
 from octavo.bench.figures_plot import plot_figures
-from octavo.bench.grammar import GrammarBench
+from octavo.bench.grammar import GrammarRound, GrammarRun
 from octavo.bench.overhead import OverheadProtocol, OverheadRun
 from octavo.bench.peers import Peer, PeerSpeed
-from octavo.bench.percentiles import Spread
-from octavo.bench.stamp import environment_stamp
 from tests.bench.test_overhead import round_
 from tests.cli.conftest import Run
 
@@ -51,8 +49,8 @@ def test_a_plot_of_one_sequence_and_json_with_every_run(
 
 
 def test_a_plot_of_what_a_grammar_costs_shows_a_cost_below_zero_too(tmp_path: Path) -> None:
-    speeds = Spread(100.0, 90.0, 110.0)
-    bench = GrammarBench("m", "here", environment_stamp(), 3, 4, 8, speeds, speeds, Spread(0.5, -9.0, 10.0), {})
+    bench = GrammarRun("m", 4, 8, 3, [GrammarRound(100.0, each) for each in (99.5, 109.0, 90.0)])
+    assert (bench.spread("cost_percent").median, bench.spread("cost_percent").low) == pytest.approx((0.5, -9.0))
     plot = tmp_path / "grammar.png"
     plot_figures("a batch", bench.charts(), plot)
     assert is_a_drawing(plot)

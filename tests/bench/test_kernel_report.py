@@ -7,11 +7,13 @@ import torch
 
 pytest.importorskip("triton")
 
-from octavo.bench.kernel_loads import HeadShape, parse_loads
+from octavo.bench import gemm, kernels
+from octavo.bench.kernel_loads import DecodeLoad, HeadShape, parse_loads
 from octavo.bench.kernel_report import cell_line, report_lines
-from octavo.bench.kernels import KernelCell, KernelRun
+from octavo.bench.kernels import KernelCell, KernelRun, bench_kernels
 from octavo.bench.percentiles import Spread
 from octavo.bench.stamp import environment_stamp
+from octavo.errors import EngineFault
 from tests.cli.conftest import Run
 
 
@@ -55,3 +57,51 @@ def test_loads_that_cannot_be_are_refused(octavo: Run, arguments: tuple[str, ...
     done = octavo("bench", *arguments)
     assert done.status == 2
     assert fragment in done.error
+
+
+@pytest.mark.parametrize("error", [EngineFault("a fault"), AssertionError("f16 is off by 1"), KeyboardInterrupt()])
+def test_cells_before_a_failure_are_kept_and_the_run_says_that_it_is_not_whole(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def measure(run: KernelRun, shape: HeadShape, load: DecodeLoad) -> KernelCell:
+        if len(run.cells) == 1:
+            raise error
+        return KernelCell(shape, load, 10**6, {"f16": Spread(1.0, 1.0, 1.0)}, {}, {})
+
+    monkeypatch.setattr(kernels, "_measure", measure)
+    monkeypatch.setattr(kernels, "read_ceiling", lambda: 1000.0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card")
+    run = KernelRun([HeadShape(16, 8, 128)], parse_loads("1x1K,4x1K,8x1K"), ["f16"], False)
+    with pytest.raises((EngineFault, AssertionError, KeyboardInterrupt)):
+        bench_kernels(run, lambda cell: None)
+    found = run.as_object()
+    said = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{error}"
+    assert (found["complete"], found["problem"]) == (False, f"Hq16 Hkv8 D128, 4x1K: {said}")
+    assert [cell["load"] for cell in run.records()] == ["1x1K"]
+    first, head, versions, *_ = report_lines(run)
+    assert first == f"INCOMPLETE: Hq16 Hkv8 D128, 4x1K: {said}"
+    assert head.startswith("a card; read ceiling 1,000 GB/s; octavo commit ") and "torch" in versions
+
+
+def test_products_before_a_failure_are_kept_and_the_run_says_that_it_is_not_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shapes = [gemm.GemmShape("first", 64, 32), gemm.GemmShape("second", 64, 32)]
+
+    def dense(shape: gemm.GemmShape, rows: int, weights: object, scratch: object) -> gemm.GemmCell:
+        if shape.name == "second":
+            raise AssertionError("a product is off by 1\nand not whole")
+        spread = Spread(1.0, 1.0, 1.0)
+        return gemm.GemmCell(shape, rows, spread, {"bf16": spread}, {"bf16": 4096}, None)
+
+    monkeypatch.setattr(gemm, "_dense", dense)
+    monkeypatch.setattr(gemm, "_weights", lambda shape: None)
+    monkeypatch.setattr(gemm, "SkinnyScratch", lambda device: None)
+    monkeypatch.setattr(gemm, "read_ceiling", lambda: 1000.0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card")
+    run = gemm.GemmRun(shapes, [1, 2], ())
+    with pytest.raises(AssertionError, match="a product is off by 1"):
+        gemm.bench_gemm(run, lambda cell: None)
+    found = run.as_object()
+    assert (found["complete"], found["problem"]) == (False, "second, bfloat16: a product is off by 1 and not whole")
+    assert [(cell.shape.name, cell.rows) for cell in run.cells] == [("first", 1), ("first", 2)]

@@ -138,7 +138,7 @@ def test_a_cell_with_too_few_rounds_concludes_nothing(model: Path) -> None:
 def test_what_is_saved_can_be_read_again(model: Path, tmp_path: Path) -> None:
     path, servers = tmp_path / "saved.json", StubServers()
     paired = regress_arms(model, ("--parallel=8",), LOAD, 5)
-    saved = save_protocol(path, paired, model, ("--parallel=8",), "c0ffee", Watcher(), servers)
+    saved = save_protocol(path, paired, model, ("--parallel=8",), "c0ffee", None, Watcher(), servers)
     assert servers.started == ["now"] * 5
     assert sorted(saved.figures) == sorted(CELLS)
     assert all(0 < each.low <= each.median <= each.high for each in saved.figures.values())
@@ -151,9 +151,25 @@ def test_what_is_saved_can_be_read_again(model: Path, tmp_path: Path) -> None:
 def test_a_round_that_failed_is_not_saved(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "saved.json"
     servers = StubServers(lambda arm, round_: {"fails_from": 4} if round_ == 3 else {})
+    raw = io.StringIO()
     with pytest.raises(EngineFault, match=r"round 4: \d of \d requests failed: .*; nothing is saved"):
-        save_protocol(path, regress_arms(model, (), LOAD, 5), model, (), "c0ffee", Watcher(), servers)
+        save_protocol(path, regress_arms(model, (), LOAD, 5), model, (), "c0ffee", raw, Watcher(), servers)
     assert not path.exists()
+    head, *cells, outcome = [json.loads(line) for line in raw.getvalue().splitlines()]
+    assert (head["type"], head["commit"], head["rounds"]) == ("head", "c0ffee", 5)
+    assert sum(each["type"] == "cell" and each["requests"] != [] for each in cells) == 5 * 2
+    assert outcome["complete"] is False and "round 4: " in outcome["problem"]
+
+
+def test_a_server_that_dies_while_a_protocol_is_measured_leaves_the_rounds_before_as_raw_data(
+    model: Path, tmp_path: Path
+) -> None:
+    servers, raw = StubServers(lambda arm, round_: {"dies_at": 4} if round_ == 2 else {}), io.StringIO()
+    with pytest.raises(EngineFault, match=r"^now, round 3 of 5: the server died in "):
+        save_protocol(tmp_path / "x", regress_arms(model, (), LOAD, 5), model, (), "c0ffee", raw, Watcher(), servers)
+    lines = [json.loads(line) for line in raw.getvalue().splitlines()]
+    assert [each["round"] for each in lines if each["type"] == "cell"][:4] == [1, 1, 2, 2]
+    assert lines[-1]["problem"].startswith("now, round 3 of 5: the server died in ")
 
 
 def test_a_file_that_exists_is_never_overwritten(model: Path, tmp_path: Path) -> None:
@@ -298,8 +314,10 @@ def test_the_command_saves_what_it_measured_with_the_commit_and_the_flags(
     monkeypatch.setattr("octavo.bench.old_source.checkout", lambda: checkout)
     path = tmp_path / "saved.json"
     small = ("--prompt-tokens", "8", "--concurrency", "1,2", "--max-tokens", 4, "--requests", 1, "--parallel", 2)
-    done = octavo("bench", "regress", "save", path, "-m", model, *small, "--threads", 1)
+    raw = tmp_path / "raw.jsonl"
+    done = octavo("bench", "regress", "save", path, "-m", model, *small, "--threads", 1, "--out", raw)
     assert done.status == 0, done.err
+    assert json.loads(raw.read_text().splitlines()[-1]) == {"type": "outcome", "complete": True, "problem": None}
     assert servers.started == ["now"] * 5
     saved = SavedProtocol.read(path)
     assert (saved.commit, saved.flags, saved.rounds) == (commit(checkout), ("--parallel=2", "--threads=1"), 5)

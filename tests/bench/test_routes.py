@@ -52,8 +52,13 @@ def test_both_arms_are_measured_in_each_round_by_their_own_route(directory):
 
 def test_an_arm_that_took_the_others_route_is_no_comparison(directory, monkeypatch):
     monkeypatch.setattr(routes, "SWITCHES", {"fused": routes.SWITCHES["gather"], "gather": routes.SWITCHES["gather"]})
+    run = run_of("engine")
     with pytest.raises(EngineFault, match="the fused arm took gather"):
-        bench_in_engine(run_of("engine"), load_random(directory, ON_CPU), lambda cell: None)
+        bench_in_engine(run, load_random(directory, ON_CPU), lambda cell: None)
+    found = run.as_object()
+    assert (found["complete"], len(found["cells"])) == (False, 1)
+    assert found["problem"].startswith("2x30: the fused arm took gather")
+    assert next(report_lines(run)).startswith("INCOMPLETE: 2x30: the fused arm took gather")
 
 
 def test_a_server_of_random_weights_answers_every_token_of_every_client(directory):
@@ -64,7 +69,7 @@ def test_a_server_of_random_weights_answers_every_token_of_every_client(director
         for load in run.loads:
             assert served.decode(load, 40) > 0
         assert sum(served.routes().values()) > 160
-        with pytest.raises(EngineFault, match="3x30: "):
+        with pytest.raises(EngineFault, match=r"^111 tokens for 500$"):
             served.decode(run.loads[0], 500)  # beyond the context
 
 
@@ -101,6 +106,7 @@ def test_servers_differ_by_the_kill_switch_and_are_asked_in_turn(monkeypatch):
     warm = [("fused", 8), ("fused", 8), ("gather", 8), ("gather", 8)]
     assert asked == [*warm, ("fused", 12), ("gather", 12), ("gather", 12), ("fused", 12), "ended", "ended"]
     (cell,) = run.cells
+    assert (run.outcome.complete, run.as_object()["problem"]) == (True, None)
     assert cell.ratio.median == 1.5
     assert "1.50" in cell_line(cell) and list(report_lines(run))[-1].endswith("| 1.50 (1.50 to 1.50) |")
 

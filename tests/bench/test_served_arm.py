@@ -45,7 +45,8 @@ def test_a_server_is_measured_and_one_that_is_killed_is_told_with_its_status(ggu
             asyncio.run(measure_arm(arm, server, LOAD, ArmPlace(1, 0, 2), keep, Watcher()))
 
     with pytest.raises(
-        EngineFault, match=r"^the server died in prompt \d+, \d clients?: octavo serve ended with status -9"
+        EngineFault,
+        match=r"^the server died in prompt \d+, \d clients?: octavo serve ended with status -9: without a word$",
     ):
         killed_in_the_second_round()
     assert [each.problem is None for each in cells] == [True] * 5 + [False]

@@ -14,6 +14,7 @@ import torch
 from octavo.bench.cuda_timing import read_ceiling
 from octavo.bench.engine_requests import RequestCell, RequestLoad, bench_requests
 from octavo.bench.kernel_loads import DecodeLoad
+from octavo.bench.outcome import Outcome
 from octavo.bench.percentiles import Spread
 from octavo.bench.random_model import RandomCheckpoint
 from octavo.bench.stamp import environment_stamp
@@ -76,6 +77,7 @@ class EngineDecodeRun:
     cells: list[DecodeCell] = field(default_factory=list)
     request_cell: RequestCell | None = None
     environment: dict[str, object] = field(default_factory=environment_stamp)
+    outcome: Outcome = field(default_factory=Outcome)
 
     @property
     def device(self) -> str:
@@ -84,6 +86,7 @@ class EngineDecodeRun:
 
     def as_object(self) -> dict[str, object]:
         return {
+            **self.outcome.as_object(),
             "model": self.directory.name,
             "environment": self.environment,
             "new_tokens": self.new_tokens,
@@ -111,13 +114,24 @@ def bench_engine_decode(
     progress: Callable[[DecodeCell], None],
     on_requests: Callable[[RequestCell], None] = lambda cell: None,
 ) -> None:
-    """Measure every load of `run`, one engine for each over the same weights, then its requests."""
+    """Measure every load of `run`, one engine for each over the same weights, then its requests.
+
+    Raises `EngineFault` that says under which load it could not go on; `run` keeps the cells before.
+    """
+    with run.outcome:
+        _measure(run, progress, on_requests)
+
+
+def _measure(
+    run: EngineDecodeRun, progress: Callable[[DecodeCell], None], on_requests: Callable[[RequestCell], None]
+) -> None:
     loaded = load_random(run.directory, run.config)
     run.load_s = loaded.load_s
     on_cuda = loaded.plan.device.type == "cuda"
     if on_cuda:
         run.environment |= {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     for load in run.loads:
+        run.outcome.where = load.name
         engine = EngineDecode(loaded, load, run.config, run.new_tokens)
         engine.warm_up(lambda: _note_start(run))
         if run.ceiling_gbps is None and on_cuda:
@@ -132,6 +146,7 @@ def bench_engine_decode(
         progress(cell)
         del engine
     if run.requests is not None:
+        run.outcome.where = run.requests.name
         run.request_cell = bench_requests(loaded, run.requests, run.config, run.rounds, lambda: _note_start(run))
         on_requests(run.request_cell)
 

@@ -13,7 +13,7 @@ from octavo.bench.engine_decode import EngineDecode, load_random
 from octavo.bench.kernel_loads import DecodeLoad
 from octavo.bench.outcome import Outcome
 from octavo.bench.percentiles import Spread
-from octavo.bench.stamp import environment_stamp, machine_line, versions_line
+from octavo.bench.stamp import device_line, environment_stamp, versions_line
 from octavo.config import EngineConfig
 from octavo.engine.loaded_model import LoadedModel
 
@@ -129,8 +129,7 @@ def cell_line(cell: ExactCell) -> str:
 def report_lines(run: ExactCostRun) -> Iterator[str]:
     """A Markdown table."""
     yield from run.outcome.lines()
-    device = f"{run.environment['device']}; " if "device" in run.environment else ""
-    yield f"{run.directory.name}, random weights; {device}{machine_line(run.environment)}"
+    yield f"{run.directory.name}, random weights; {device_line(run.environment)}"
     yield versions_line(run.environment)
     yield ""
     yield f"Milliseconds a decode step with and without `--exact`, median of 2 times {run.rounds} (least to most):"

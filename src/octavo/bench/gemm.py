@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from octavo.bench.cuda_timing import read_ceiling, timed_graph
+from octavo.bench.outcome import Outcome
 from octavo.bench.percentiles import Spread
 from octavo.bench.stamp import environment_stamp
 from octavo.kernels.triton.skinny_gemm import SkinnyScratch, SkinnyTile, multiply, multiply_codes
@@ -88,10 +89,12 @@ class GemmRun:
     cells: list[GemmCell] = field(default_factory=list)
     ceiling_gbps: float = 0.0
     environment: dict[str, object] = field(default_factory=environment_stamp)
+    outcome: Outcome = field(default_factory=Outcome)
 
     def as_object(self) -> dict[str, object]:
         """With one flat record for each cell."""
         return {
+            **self.outcome.as_object(),
             "environment": self.environment,
             "read_ceiling_gbps": self.ceiling_gbps,
             "cells": [
@@ -114,21 +117,24 @@ def bench_gemm(run: GemmRun, progress: Callable[[GemmCell], None]) -> None:
     """Measure every cell of `run`. Raises `AssertionError` where a product of ours is off."""
     torch.manual_seed(0)
     run.environment |= {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    run.ceiling_gbps = round(read_ceiling(), 1)
-    scratch = SkinnyScratch(torch.device("cuda"))
-    for shape in run.shapes:
-        torch.cuda.empty_cache()
-        cells = {rows: _dense(shape, rows, weights, scratch) for weights in [_weights(shape)] for rows in run.rows}
-        for form in run.forms:
+    with run.outcome as outcome:
+        run.ceiling_gbps = round(read_ceiling(), 1)
+        scratch = SkinnyScratch(torch.device("cuda"))
+        for shape in run.shapes:
+            outcome.where = f"{shape.name}, bfloat16"
             torch.cuda.empty_cache()
-            packed = _packed(shape, form)
-            for rows, cell in cells.items():
-                cell.ours[form.name] = _codes(shape, rows, packed, scratch)
-                cell.num_bytes[form.name] = packed[0].num_bytes
-            del packed
-        for cell in cells.values():
-            run.cells.append(cell)
-            progress(cell)
+            cells = {rows: _dense(shape, rows, weights, scratch) for weights in [_weights(shape)] for rows in run.rows}
+            for form in run.forms:
+                outcome.where = f"{shape.name}, {form.name}"
+                torch.cuda.empty_cache()
+                packed = _packed(shape, form)
+                for rows, cell in cells.items():
+                    cell.ours[form.name] = _codes(shape, rows, packed, scratch)
+                    cell.num_bytes[form.name] = packed[0].num_bytes
+                del packed
+            for cell in cells.values():
+                run.cells.append(cell)
+                progress(cell)
 
 
 def _dense(shape: GemmShape, rows: int, weights: Tensor, scratch: SkinnyScratch) -> GemmCell:

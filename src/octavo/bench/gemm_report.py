@@ -6,15 +6,17 @@ from collections.abc import Iterator
 
 from octavo.bench.gemm import GemmCell, GemmRun
 from octavo.bench.percentiles import Spread
+from octavo.bench.stamp import versions_line
 
 
 def report_lines(run: GemmRun) -> Iterator[str]:
     """Markdown. A floor is the time in which the bfloat16 weight is read at the measured ceiling."""
     stamp = run.environment
+    yield from run.outcome.lines()
     yield (
-        f"{stamp['device']}, torch {stamp['torch']}; read ceiling {run.ceiling_gbps:,.0f} GB/s; "
-        f"octavo commit {stamp['commit'] or 'unknown'}"
+        f"{stamp['device']}; read ceiling {run.ceiling_gbps:,.0f} GB/s; octavo commit {stamp['commit'] or 'unknown'}"
     )
+    yield versions_line(stamp)
     for shape in run.shapes:
         cells = [cell for cell in run.cells if cell.shape == shape]
         if not cells:

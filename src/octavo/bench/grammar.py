@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
+from octavo.bench.outcome import Outcome
 from octavo.bench.percentiles import Spread
-from octavo.bench.stamp import environment_stamp, machine
+from octavo.bench.serving import rotated
+from octavo.bench.stamp import environment_stamp, machine_line, versions_line
 from octavo.engine.core import EngineCore
 from octavo.errors import EngineFault, InvalidRequest
 from octavo.grammar_spec import GrammarSpec
@@ -36,68 +38,88 @@ _WARM_UP = 4  # tokens of each row before the clock starts, prefill among them
 
 
 @dataclass(frozen=True, slots=True)
-class GrammarBench:
-    """Tokens per second of the whole batch; `cost_percent` is of the two of each round, of which `by_round` has all."""
+class GrammarRound:
+    """Tokens per second of the whole batch, free and held to the schema."""
+
+    free_tps: float
+    held_tps: float
+
+    @property
+    def cost_percent(self) -> float:
+        return 100 * (1 - self.held_tps / self.free_tps)
+
+
+FIGURES = ("free_tps", "held_tps", "cost_percent")
+
+
+@dataclass(slots=True)
+class GrammarRun:
+    """Grows by whole rounds while it is measured."""
 
     model: str
-    machine: str
-    environment: dict[str, object]
-    rounds: int
     batch: int
     new_tokens: int
-    free_tps: Spread
-    held_tps: Spread
-    cost_percent: Spread
-    by_round: dict[str, list[float]]
+    num_rounds: int
+    rounds: list[GrammarRound] = field(default_factory=list)
+    environment: dict[str, object] = field(default_factory=environment_stamp)
+    outcome: Outcome = field(default_factory=Outcome)
+
+    def check(self) -> None:
+        """Raises `InvalidRequest` for counts below 1."""
+        for name, value in (("batch", self.batch), ("new tokens", self.new_tokens), ("rounds", self.num_rounds)):
+            if value < 1:
+                raise InvalidRequest(f"{name} is {value}; it must be at least 1")
+
+    def spread(self, name: str) -> Spread:
+        return Spread.of([getattr(each, name) for each in self.rounds])
 
     def as_object(self) -> dict[str, object]:
-        return {"bench": "grammar", **asdict(self)}
+        return {
+            "bench": "grammar",
+            **self.outcome.as_object(),
+            "model": self.model,
+            "environment": self.environment,
+            "rounds": self.num_rounds,
+            "batch": self.batch,
+            "new_tokens": self.new_tokens,
+            **{name: self.spread(name).as_object() for name in FIGURES},
+            "by_round": {name: [getattr(each, name) for each in self.rounds] for name in FIGURES},
+        }
 
     def charts(self) -> dict[str, dict[str, Spread]]:
         """The figures by unit and name."""
         return {
-            "tokens/s": {"free text": self.free_tps, "JSON schema": self.held_tps},
-            "cost, %": {"JSON schema": self.cost_percent},
+            "tokens/s": {"free text": self.spread("free_tps"), "JSON schema": self.spread("held_tps")},
+            "cost, %": {"JSON schema": self.spread("cost_percent")},
         }
 
 
-def bench_grammar(
-    core: EngineCore,
-    *,
-    batch: int,
-    new_tokens: int,
-    rounds: int,
-    on_round: Callable[[int], None] = lambda number: None,
-) -> GrammarBench:
-    """Decode `new_tokens` of each of `batch` rows, `rounds` times with and without the schema, in changing order.
+def report_lines(run: GrammarRun) -> Iterator[str]:
+    """Medians of the rounds (least to most)."""
+    yield from run.outcome.lines()
+    yield f"{run.model}; {machine_line(run.environment)}; {versions_line(run.environment)}"
+    yield f"batch {run.batch}, median of {len(run.rounds)} (least to most)"
+    yield f"free text     {run.spread('free_tps')} tokens/s"
+    yield f"JSON schema   {run.spread('held_tps')} tokens/s"
+    yield f"cost          {run.spread('cost_percent')} %"
 
-    Raises `InvalidRequest` for counts below 1.
+
+def bench_grammar(run: GrammarRun, core: EngineCore, *, on_round: Callable[[int], None] = lambda number: None) -> None:
+    """Decode `new_tokens` of each of `batch` rows, in every round with and without the schema, in changing order.
+
+    Raises `EngineFault` that names round and arm if a request fails; `run` keeps the rounds before.
     """
-    for name, value in (("batch", batch), ("new tokens", new_tokens), ("rounds", rounds)):
-        if value < 1:
-            raise InvalidRequest(f"{name} is {value}; it must be at least 1")
-    environment = environment_stamp()
     held = GrammarSpec.json_schema(SCHEMA)
-    speeds: dict[GrammarSpec | None, list[float]] = {None: [], held: []}
-    _decode(core, held, 1, 1)  # compiles
-    for number in range(rounds):
-        on_round(number)
-        order: list[GrammarSpec | None] = [None, held] if number % 2 == 0 else [held, None]
-        for grammar in order:
-            speeds[grammar].append(_decode(core, grammar, batch, new_tokens))
-    costs = [100 * (1 - slow / fast) for fast, slow in zip(speeds[None], speeds[held], strict=True)]
-    return GrammarBench(
-        model=core.loaded.plan.checkpoint.path.name,
-        machine=machine(),
-        environment=environment,
-        rounds=rounds,
-        batch=batch,
-        new_tokens=new_tokens,
-        free_tps=Spread.of(speeds[None]),
-        held_tps=Spread.of(speeds[held]),
-        cost_percent=Spread.of(costs),
-        by_round={"free_tps": speeds[None], "held_tps": speeds[held]},
-    )
+    arms: dict[str, GrammarSpec | None] = {"free text": None, "JSON schema": held}
+    with run.outcome as outcome:
+        _decode(core, held, 1, 1)  # compiles
+        for number in range(run.num_rounds):
+            on_round(number)
+            speeds = {}
+            for name in rotated(list(arms), number):
+                outcome.where = f"{name}, round {number + 1} of {run.num_rounds}"
+                speeds[name] = _decode(core, arms[name], run.batch, run.new_tokens)
+            run.rounds.append(GrammarRound(speeds["free text"], speeds["JSON schema"]))
 
 
 def _decode(core: EngineCore, grammar: GrammarSpec | None, batch: int, new_tokens: int) -> float:

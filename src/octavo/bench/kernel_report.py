@@ -6,15 +6,17 @@ from collections.abc import Iterator
 
 from octavo.bench.kernels import KernelCell, KernelRun
 from octavo.bench.percentiles import Spread
+from octavo.bench.stamp import versions_line
 
 
 def report_lines(run: KernelRun) -> Iterator[str]:
     """Markdown. A share is of the measured read ceiling, by the K/V bytes of float16 read once."""
     stamp = run.environment
+    yield from run.outcome.lines()
     yield (
-        f"{stamp['device']}, torch {stamp['torch']}, FlashInfer {stamp['flashinfer'] or 'not installed'}; "
-        f"read ceiling {run.ceiling_gbps:,.0f} GB/s; octavo commit {stamp['commit'] or 'unknown'}"
+        f"{stamp['device']}; read ceiling {run.ceiling_gbps:,.0f} GB/s; octavo commit {stamp['commit'] or 'unknown'}"
     )
+    yield versions_line(stamp)
     for shape in run.shapes:
         cells = [cell for cell in run.cells if cell.shape == shape]
         if not cells:

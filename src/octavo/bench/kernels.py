@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from octavo.bench.cuda_timing import read_ceiling, timed_graph
 from octavo.bench.decode_setup import Call, DecodeSetup
 from octavo.bench.kernel_loads import DecodeLoad, HeadShape
 from octavo.bench.kernel_peers import dense_sdpa, flashinfer_paged, flashinfer_version
+from octavo.bench.outcome import Outcome
 from octavo.bench.percentiles import Spread
 from octavo.bench.stamp import environment_stamp
 
@@ -49,6 +51,7 @@ class KernelRun:
     cells: list[KernelCell] = field(default_factory=list)
     ceiling_gbps: float = 0.0
     environment: dict[str, object] = field(default_factory=environment_stamp)
+    outcome: Outcome = field(default_factory=Outcome)
 
     def records(self) -> list[dict[str, object]]:
         """One flat record for each cell."""
@@ -70,7 +73,12 @@ class KernelRun:
         ]
 
     def as_object(self) -> dict[str, object]:
-        return {"environment": self.environment, "read_ceiling_gbps": self.ceiling_gbps, "cells": self.records()}
+        return {
+            **self.outcome.as_object(),
+            "environment": self.environment,
+            "read_ceiling_gbps": self.ceiling_gbps,
+            "cells": self.records(),
+        }
 
 
 def _medians(spreads: Mapping[str, Spread]) -> dict[str, float]:
@@ -85,9 +93,10 @@ def bench_kernels(run: KernelRun, progress: Callable[[KernelCell], None]) -> Non
         "torch": torch.__version__,
         "flashinfer": flashinfer_version(),
     }
-    run.ceiling_gbps = read_ceiling()
-    for shape in run.shapes:
-        for load in run.loads:
+    with run.outcome as outcome:
+        run.ceiling_gbps = read_ceiling()
+        for shape, load in product(run.shapes, run.loads):
+            outcome.where = f"{shape.name}, {load.name}"
             cell = _measure(run, shape, load)
             run.cells.append(cell)
             progress(cell)

@@ -134,7 +134,7 @@ class EndpointControl:
         try:
             response = await self._http.get(path)
         except httpx.HTTPError as error:
-            raise CapacityError(f"{self.address} stopped answering: {error or type(error).__name__}") from error
+            raise CapacityError(f"{self.address} stopped answering: {str(error) or type(error).__name__}") from error
         found = _json_object(response)
         if not response.is_success or found is None:
             raise InvalidRequest(f"{self.address}{path} answers HTTP {response.status_code}, so its storage is unknown")
@@ -180,7 +180,7 @@ class EndpointControl:
             response = await self._http.get("/v1/models")
         except httpx.HTTPError as error:
             raise CapacityError(
-                f"{self.address} cannot be reached ({error or type(error).__name__}); start it, or check --url"
+                f"{self.address} cannot be reached ({str(error) or type(error).__name__}); start it, or check --url"
             ) from error
         found = _json_object(response)
         listed = found.get("data") if response.is_success and found is not None else None
@@ -204,7 +204,7 @@ class EndpointControl:
         try:
             response = await self._http.post(path, json=body)
         except httpx.HTTPError as error:
-            raise CapacityError(f"{self.address} stopped answering: {error or type(error).__name__}") from error
+            raise CapacityError(f"{self.address} stopped answering: {str(error) or type(error).__name__}") from error
         return _json_object(response) if response.is_success else None
 
 

@@ -13,7 +13,7 @@ class Outcome:
     """A context manager around what measures: `problem` is None once that came to its end.
 
     `where` is what is measured at the moment, as arm and round. What ends it early is raised on; an error of ours as
-    an `EngineFault` that says where, for then something was measured already.
+    an `EngineFault` that says where, with the exit status that it had.
     """
 
     where: str = ""
@@ -39,7 +39,11 @@ class Outcome:
         if kind is None:
             self.problem = None
             return
-        said = "interrupted" if issubclass(kind, KeyboardInterrupt | SystemExit) else f"{error}" or kind.__name__
+        said = " ".join(f"{error}".split()) or kind.__name__
+        if issubclass(kind, KeyboardInterrupt | SystemExit):
+            said = "interrupted"
         self.problem = f"{self.where}: {said}" if self.where else said
         if self.where and isinstance(error, OctavoError):
-            raise EngineFault(self.problem) from error
+            fault = EngineFault(self.problem)
+            fault.exit_status = error.exit_status
+            raise fault from error

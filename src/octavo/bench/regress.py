@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from octavo.bench.decision import CellVerdict, PairedRound, judge
+from octavo.bench.outcome import Outcome
 from octavo.bench.paired_run import PairedRun, Start, run_arms, run_paired, start_server, write_line
 from octavo.bench.percentiles import Spread
 from octavo.bench.saved_protocol import SavedProtocol, model_digest
@@ -50,18 +51,26 @@ def save_protocol(
     model: Path,
     flags: tuple[str, ...],
     commit: str,
+    raw: TextIO | None,
     watch: Watcher,
     start: Start = start_server,
 ) -> SavedProtocol:
     """Measure the code of now alone, and write the protocol with what it gave to a new file `path`.
 
-    Raises `EngineFault` if the server cannot be started or dies, or a cell of a round failed: then nothing is written.
+    Every cell goes to `raw` as soon as it is done, the outcome last. Raises `EngineFault` if the server cannot be
+    started or dies, or a cell of a round failed: then no protocol is written.
     """
-    environment = environment_stamp()
-    run_arms(paired, [paired.candidate], None, watch, start)
-    for each in paired.cells:
-        if each.problem is not None:
-            raise EngineFault(f"{each.cell.name}, round {each.round}: {each.problem}; nothing is saved")
+    environment, outcome = environment_stamp(), Outcome()
+    head = {"type": "head", "environment": environment, "commit": commit, "model": model.name, "flags": list(flags)}
+    write_line(raw, {**head, "load": paired.load.as_object(), "rounds": paired.rounds})
+    try:
+        with outcome:
+            run_arms(paired, [paired.candidate], raw, watch, start)
+            for each in paired.cells:
+                if each.problem is not None:
+                    raise EngineFault(f"{each.cell.name}, round {each.round}: {each.problem}; nothing is saved")
+    finally:
+        write_line(raw, {"type": "outcome", **outcome.as_object()})
     figures = {
         f"{cell.name}: {name}": Spread.of([figure(each.figures) for each in paired.cells if each.cell == cell])
         for cell in paired.load.cells

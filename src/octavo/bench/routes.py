@@ -17,9 +17,10 @@ import torch
 
 from octavo.bench.engine_decode import EngineDecode
 from octavo.bench.kernel_loads import DecodeLoad
+from octavo.bench.outcome import Outcome
 from octavo.bench.percentiles import Spread
 from octavo.bench.served_decode import ServedDecode
-from octavo.bench.stamp import environment_stamp
+from octavo.bench.stamp import device_line, environment_stamp, versions_line
 from octavo.config import EngineConfig
 from octavo.engine.loaded_model import LoadedModel
 from octavo.errors import EngineFault, InvalidRequest
@@ -63,6 +64,7 @@ class RouteRun:
     config: EngineConfig
     cells: list[RouteCell] = field(default_factory=list)
     environment: dict[str, object] = field(default_factory=environment_stamp)
+    outcome: Outcome = field(default_factory=Outcome)
 
     @property
     def arms(self) -> tuple[str, ...]:
@@ -71,6 +73,7 @@ class RouteRun:
     def as_object(self) -> dict[str, object]:
         """With one flat record for each cell."""
         return {
+            **self.outcome.as_object(),
             "model": self.model,
             "environment": self.environment,
             "new_tokens": self.new_tokens,
@@ -107,10 +110,10 @@ def cell_line(cell: RouteCell) -> str:
 
 def report_lines(run: RouteRun) -> Iterator[str]:
     """A Markdown table."""
-    device = run.environment.get("device", run.environment["machine"])
+    yield from run.outcome.lines()
     yield (
-        f"{run.model}, random weights, {run.new_tokens} new tokens through the {run.through}; {device}; "
-        f"octavo commit {run.environment['commit'] or 'unknown'}"
+        f"{run.model}, random weights, {run.new_tokens} new tokens through the {run.through}; "
+        f"{device_line(run.environment)}; {versions_line(run.environment)}"
     )
     yield ""
     yield f"Tokens/s of all clients, median of {run.rounds} (least to most):"
@@ -124,21 +127,23 @@ def report_lines(run: RouteRun) -> Iterator[str]:
 def bench_in_engine(run: RouteRun, loaded: LoadedModel, progress: Callable[[RouteCell], None]) -> None:
     """Measure every load by two engines over the same weights.
 
-    Raises `EngineFault` if an arm took the other's route.
+    Raises `EngineFault` if an arm took the other's route: `run` then is not complete, and nothing is concluded.
     """
     _note_device(run, loaded.plan.device)
-    for load in run.loads:
-        engines = {
-            name: EngineDecode(loaded, load, run.config, run.new_tokens, switches)
-            for name, switches in SWITCHES.items()
-        }
+    with run.outcome as outcome:
+        for load in run.loads:
+            outcome.where = load.name
+            engines = {
+                name: EngineDecode(loaded, load, run.config, run.new_tokens, switches)
+                for name, switches in SWITCHES.items()
+            }
 
-        def decode(name: str, new_tokens: int, engines: Mapping[str, EngineDecode] = engines) -> float:
-            tokens, _, seconds = engines[name].run(new_tokens)
-            return tokens / seconds
+            def decode(name: str, new_tokens: int, engines: Mapping[str, EngineDecode] = engines) -> float:
+                tokens, _, seconds = engines[name].run(new_tokens)
+                return tokens / seconds
 
-        _measure(run, load, decode, progress)
-        _check_routes({name: engine.core.runner.cache.routes.by_route() for name, engine in engines.items()})
+            _measure(run, load, decode, progress)
+            _check_routes({name: engine.core.runner.cache.routes.by_route() for name, engine in engines.items()})
 
 
 def bench_through_servers(
@@ -146,12 +151,13 @@ def bench_through_servers(
 ) -> None:
     """Measure every load on two servers, each of which holds all loads' K/V; both run all the time, one is asked.
 
-    `command` starts one. Raises `EngineFault` if one ends or took the other's route.
+    `command` starts one. Raises `EngineFault` if one ends or took the other's route: `run` then is not complete.
     """
     if torch.cuda.is_available() and run.config.device != "cpu":
         _note_device(run, torch.device("cuda"))
     words = command(served_config(run))
-    with ExitStack() as stack:
+    with run.outcome as outcome, ExitStack() as stack:
+        outcome.where = "start"
         servers = {
             name: ServedDecode(stack.enter_context(ServedProcess(words, environment)).url)
             for name, environment in _ENVIRONMENTS.items()
@@ -162,6 +168,7 @@ def bench_through_servers(
                 return servers[name].decode(load, new_tokens)
 
             _measure(run, load, decode, progress)
+        outcome.where = "routes"
         _check_routes({name: server.routes() for name, server in servers.items()})
 
 
@@ -196,12 +203,15 @@ def _measure(
 ) -> None:
     names = list(SWITCHES)
     for name in names:
+        run.outcome.where = f"{load.name}, warm-up, {name}"
         for _ in range(2):  # prompts are computed and kernels compiled, then graphs recorded
             decode(name, _WARM_UP)
     cell = RouteCell(load, {name: [] for name in names})
     for round_ in range(run.rounds):
         for name in names if round_ % 2 == 0 else reversed(names):
+            run.outcome.where = f"{load.name}, round {round_ + 1} of {run.rounds}, {name}"
             cell.speeds[name].append(decode(name, run.new_tokens))
+    run.outcome.where = load.name
     run.cells.append(cell)
     progress(cell)
 

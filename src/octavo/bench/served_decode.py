@@ -34,10 +34,10 @@ class ServedDecode:
         speed = 0.0
         for each in done.outcomes:
             if each.error is not None or each.completion_tokens != new_tokens:
-                raise EngineFault(f"{load.name}: {each.error or f'{each.completion_tokens} tokens for {new_tokens}'}")
+                raise EngineFault(f"{each.error or f'{each.completion_tokens} tokens for {new_tokens}'}")
             chunks = len(each.arrivals_s)
             if chunks < 2:
-                raise EngineFault(f"{load.name}: all tokens came at once, so there is nothing to time; ask for more")
+                raise EngineFault("all tokens came at once, so there is nothing to time; ask for more")
             speed += new_tokens * (chunks - 1) / chunks / (each.arrivals_s[-1] - each.arrivals_s[0])
         return speed
 

@@ -13,7 +13,10 @@ from pathlib import Path
 
 import octavo
 
-_PACKAGES = ("octavo", "torch", "httptools", "uvicorn", "fastapi")
+_PACKAGES = (
+    *("octavo", "torch", "triton", "flashinfer-python", "llama-cpp-python", "xllamacpp"),
+    *("httptools", "uvicorn", "fastapi"),
+)
 
 
 def environment_stamp() -> dict[str, object]:
@@ -34,6 +37,11 @@ def machine_line(stamp: Mapping[str, object]) -> str:
     """The machine, how busy it was before, and the commit: what a table says of its origin."""
     load = "" if stamp["load_average"] is None else f", load average {stamp['load_average']} before the run"
     return f"{stamp['machine']}{load}; octavo commit {stamp['commit'] or 'unknown'}"
+
+
+def device_line(stamp: Mapping[str, object]) -> str:
+    """`machine_line` after the name of the device, where it is another than the processor."""
+    return f"{stamp['device']}; {machine_line(stamp)}" if "device" in stamp else machine_line(stamp)
 
 
 def versions_line(stamp: Mapping[str, object]) -> str:

@@ -51,28 +51,26 @@ def grammar(
 ) -> None:
     """Structured output: decode of a batch with and without a JSON schema."""
     check_plot_flag(plot)
-    from octavo.bench.grammar import bench_grammar
+    from octavo.bench.grammar import GrammarRun, bench_grammar, report_lines
     from octavo.engine.core import EngineCore
     from octavo.engine.loaded_model import load_model, plan_model
     from octavo.store import TerminalProgress, resolve_model
 
     config = flags.EngineFlags(storage=storage, dtype=dtype, weights=weights, threads=threads).config(max(batch, 1))
-    loaded = load_model(plan_model(resolve_model(model, progress=TerminalProgress()), config), config)
-    result = bench_grammar(
-        EngineCore(loaded, config),
-        batch=batch,
-        new_tokens=new_tokens,
-        rounds=rounds,
-        on_round=lambda number: print(f"octavo: round {number + 1} of {rounds}", file=sys.stderr),
-    )
-    draw_figures(f"{result.model}: batch of {batch}, {rounds} rounds", result.charts(), plot)
-    if as_json:
-        print(json.dumps(result.as_object()))
-        return
-    print(f"{result.model}, {result.machine}; batch {batch}, median of {rounds} (least to most)")
-    print(f"free text     {result.free_tps} tokens/s")
-    print(f"JSON schema   {result.held_tps} tokens/s")
-    print(f"cost          {result.cost_percent} %")
+    path = resolve_model(model, progress=TerminalProgress())
+    run = GrammarRun(path.name, batch, new_tokens, rounds)
+    run.check()
+    core = EngineCore(load_model(plan_model(path, config), config), config)
+    try:
+        bench_grammar(
+            run,
+            core,
+            on_round=lambda number: print(f"octavo: round {number + 1} of {rounds}", file=sys.stderr, flush=True),
+        )
+    finally:  # what ends it early, an interrupt too, loses nothing that was measured
+        if run.rounds:
+            print(json.dumps(run.as_object()) if as_json else "\n".join(report_lines(run)), flush=True)
+            draw_figures(f"{run.model}: batch of {batch}, {len(run.rounds)} rounds", run.charts(), plot)
 
 
 @app.command("serving")

@@ -59,8 +59,11 @@ def decode_random(
 def _lines(run: EngineDecodeRun) -> Iterator[str]:
     from octavo.bench.engine_decode import cell_line
     from octavo.bench.engine_requests import request_line
+    from octavo.bench.stamp import device_line, versions_line
 
-    yield f"{run.directory.name}, random weights, {run.device}; median of {run.rounds} (least to most)"
+    yield from run.outcome.lines()
+    yield f"{run.directory.name}, random weights; {device_line(run.environment)}; {versions_line(run.environment)}"
+    yield f"median of {run.rounds} (least to most)"
     if run.first_token_s is not None:
         yield f"first token, from process start   {run.first_token_s:.2f} s, of which weights {run.load_s:.2f} s"
     for cell in run.cells:

@@ -20,6 +20,7 @@ from octavo.cli.bench_options import (
     Rounds,
     Timeout,
     check_plot_flag,
+    draw_figures,
     raw_data,
     served_load,
 )
@@ -58,12 +59,15 @@ def save(
     timeout: Timeout = 600,
     engine: flags.EngineFlags,
     force: flags.Force = False,
+    out: Out = None,
+    plot: Plot = None,
     as_json: flags.AsJson = False,
 ) -> None:
     """Measure the code of now, and save what was measured, with what it gave, to a new file."""
+    check_plot_flag(plot)
     from octavo.bench.old_source import checkout, clean_commit
     from octavo.bench.progress import watching
-    from octavo.bench.regress import regress_arms, save_protocol
+    from octavo.bench.regress import FIGURES, regress_arms, save_protocol
     from octavo.bench.saved_protocol import SavedProtocol
     from octavo.bench.storage import check_rounds_asked
     from octavo.store import TerminalProgress, resolve_model
@@ -75,8 +79,10 @@ def save(
     commit = clean_commit(checkout())
     path = resolve_model(model, progress=TerminalProgress())
     given = (f"--parallel={parallel}", *given_flags(engine), *(["--force"] if force else []))
-    with watching() as watcher:
-        saved = save_protocol(file, regress_arms(path, given, load, rounds), path, given, commit, watcher)
+    with raw_data(out, path, "regress-save") as raw, watching() as watcher:
+        saved = save_protocol(file, regress_arms(path, given, load, rounds), path, given, commit, raw, watcher)
+    charts = {name: {cell.name: saved.figures[f"{cell.name}: {name}"] for cell in load.cells} for name in FIGURES}
+    draw_figures(f"{path.name} at {commit[:12]}, {rounds} rounds", charts, plot)
     if as_json:
         print(json.dumps(saved.as_object()))
         return

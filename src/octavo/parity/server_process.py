@@ -17,6 +17,7 @@ from octavo.errors import EngineFault
 
 _POLL_S = 0.05
 _STOP_TIMEOUT_S = 60
+_ROUTINE = re.compile(r"\S+ info +\S+: |octavo: (?!error)")  # in a log: no reason for an end
 _LISTENING = re.compile(r"listening on (\S+),")
 
 
@@ -104,7 +105,7 @@ class ServedProcess:
             return self._process.wait()
 
     def _fault(self, status: int) -> EngineFault:
-        lines = self._said().strip().splitlines()
+        lines = [line for line in self._said().strip().splitlines() if not _ROUTINE.match(line)]
         return EngineFault(f"octavo serve ended with status {status}: {lines[-1] if lines else 'without a word'}")
 
     def _said(self) -> str:
