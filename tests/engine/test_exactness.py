@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from octavo.cache.spec import LayerSpec
+from octavo.cache.storage_policy import StorageDecision
 from octavo.config import EngineConfig
+from octavo.engine import loaded_model
 from octavo.engine.attention_check import attention_is_row_invariant
 from octavo.engine.exactness import resolve_exact
 from octavo.engine.loaded_model import load_model, plan_model, share_weights
@@ -224,9 +226,20 @@ def test_float32_is_refused_when_exact_is_asked_for_before_weights_are_read(mode
 
 
 def test_weights_that_are_exact_are_shared_only_under_settings_that_are(model, monkeypatch):
+    """On a CPU all settings are; on a GPU, as which this one poses, there is no fused kernel for turbo4."""
     loaded = load(model)
-    config = EngineConfig(device="cpu", kv_dtype="q8_0")
-    assert share_weights(loaded, config, loaded.plan.storage).plan.exact.holds
+    settings = {name: EngineConfig(device="cpu", kv_dtype=name) for name in ("q8_0", "f16", "turbo4")}
+    for config in settings.values():
+        assert share_weights(loaded, config, loaded.plan.storage).plan.exact.holds
+    pytest.importorskip("triton", reason="triton is not installed")
+    monkeypatch.setattr(loaded_model, "available_memory", lambda device: 1 << 34)
+    on_gpu = replace(loaded, plan=replace(loaded.plan, device=CUDA))
+    paged = StorageDecision(StorageKind.PAGED, "the test's")
+    assert share_weights(on_gpu, settings["f16"], paged).plan.exact.holds
+    with pytest.raises(InvalidRequest, match=r"^exact results were asked for, but .*no fused kernel for turbo4"):
+        share_weights(on_gpu, settings["turbo4"], paged)
+    inexact = replace(on_gpu, plan=replace(on_gpu.plan, exact=resolve(False, CUDA)))
+    assert not share_weights(inexact, settings["turbo4"], paged).plan.exact.holds
 
 
 @pytest.mark.parametrize("value", ["on", 1, 0])
