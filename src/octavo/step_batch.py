@@ -36,8 +36,7 @@ class BlockCopy:
     serial: int = field(compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class StepRow:
+class StepRow(NamedTuple):
     """One sequence's part of a step: `token_ids` at positions `start, start + 1, …`.
 
     `start` equals the tokens that storage holds before the step; a new tenant's may be above 0, where `fresh` names

@@ -140,7 +140,7 @@ def test_a_slot_taken_over_by_another_sequence_shows_nothing_of_the_first():
         for slot, generation in ((3, 1), (1, 2)):
             scheduler.written[0] = scheduler._held[0] = 0
             batch = scheduler.batch([(0, [0] * LENGTHS[slot])])
-            batch = replace(batch, rows=(replace(batch.rows[0], generation=generation),))
+            batch = replace(batch, rows=(batch.rows[0]._replace(generation=generation),))
             scheduler.cache.plan(batch)
             for layer in range(len(LAYOUT)):
                 assert torch.equal(scheduler.cache.attend(layer, *data[slot][layer]), expected[slot][layer])

@@ -176,7 +176,7 @@ def test_blocks_that_were_shared_are_replaced_in_the_same_step_and_stay_as_they_
         book.state.tables[g].block_ids[5] = target
         replaced.append(FreshBlocks(g, 5, (target,)))
     decoder.book.state.written -= 1
-    row = replace(row, fresh=(*replaced, *row.fresh))
+    row = row._replace(fresh=(*replaced, *row.fresh))
     decoder.cache.plan(StepBatch((row,)))  # a first try that fails, so that all is announced by now
     assert equal(decoder.step(1), expected.step(1))
     for plane, source, before in shared.values():
@@ -203,7 +203,7 @@ def test_a_step_that_failed_and_is_planned_again_copies_nothing_again_over_keys_
         target = decoder.book._free[g].pop()
         copies.append(BlockCopy(g, table.block_ids[5], target, serial=g))
         fresh.append(FreshBlocks(g, 5, (target,)))
-    batch = StepBatch((replace(row, fresh=(*fresh, *row.fresh)),), tuple(copies))
+    batch = StepBatch((row._replace(fresh=(*fresh, *row.fresh)),), tuple(copies))
     decoder.cache.plan(batch)
     before = planes(decoder.cache)
     decoder.cache.plan(batch)
@@ -217,13 +217,13 @@ def test_a_later_copy_between_the_same_blocks_is_made():
     target = decoder.book._free[0].pop()
     fresh = (FreshBlocks(0, 5, (target,)), *row.fresh)
     copy = BlockCopy(0, decoder.book.state.tables[0].block_ids[5], target, serial=1)
-    decoder.cache.plan(StepBatch((replace(row, fresh=fresh),), (copy,)))
+    decoder.cache.plan(StepBatch((row._replace(fresh=fresh),), (copy,)))
     before = planes(decoder.cache)
     for layer in decoder.cache._groups[0].layers:
         for side in (decoder.cache._layers[layer].blocks.k, decoder.cache._layers[layer].blocks.v):
             for plane in side.planes().values():
                 plane[target * 16 : target * 16 + 16] = 0
-    decoder.cache.plan(StepBatch((replace(row, fresh=fresh),), (replace(copy, serial=2),)))
+    decoder.cache.plan(StepBatch((row._replace(fresh=fresh),), (replace(copy, serial=2),)))
     assert equal(planes(decoder.cache), before)
 
 
@@ -280,7 +280,7 @@ def test_a_row_that_cannot_be_shifted_so_is_refused(changes, match):
     decoder.step(CONTEXT)
     decoder.book.drop(32)
     row = decoder.book.row([0])
-    assert_refused(decoder, StepBatch((replace(row, **changes),)), InvalidArgument, match)
+    assert_refused(decoder, StepBatch((row._replace(**changes),)), InvalidArgument, match)
     decoder.cache.plan(StepBatch((row,)))
 
 
@@ -341,4 +341,4 @@ def test_another_keep_or_a_lower_offset_than_at_the_last_shift_is_refused():
     row = decoder.book.row([0])
     for changes, match in (({"keep": 5}, "keeps 5 tokens and kept 4"), ({"rope_offset": 16}, "from 32 to")):
         with pytest.raises(InvalidArgument, match=match):
-            decoder.cache.plan(StepBatch((replace(row, **changes),)))
+            decoder.cache.plan(StepBatch((row._replace(**changes),)))

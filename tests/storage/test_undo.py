@@ -140,11 +140,9 @@ def test_a_long_run_can_be_rewound_wherever_it_stands(n):
 
 def mixed(driver, dense, paged):
     """A step of dense slots and paged ones: `HandScheduler` lays out one kind, so a row's kind is changed by hand."""
-    from dataclasses import replace
-
     rows = [driver.scheduler.row(slot, [0] * count) for slot, count in (*dense, *paged)]
     rows = [
-        replace(row, storage=StorageKind.DENSE if i < len(dense) else StorageKind.PAGED) for i, row in enumerate(rows)
+        row._replace(storage=StorageKind.DENSE if i < len(dense) else StorageKind.PAGED) for i, row in enumerate(rows)
     ]
     driver.cache.plan(StepBatch(tuple(rows)))
     outputs = []
@@ -195,10 +193,8 @@ def interruptions():
         driver.step([(0, 2)])
 
     def new_tenant(driver):
-        from dataclasses import replace
-
         row = driver.scheduler.row(0, [0] * 3)
-        driver.cache.plan(StepBatch((replace(row, generation=2, start=0, token_ids=(0, 0, 0)),)))
+        driver.cache.plan(StepBatch((row._replace(generation=2, start=0, token_ids=(0, 0, 0)),)))
 
     def restored(driver):
         driver.cache.restore_ring(0, driver.cache.ring_state(0))

@@ -374,13 +374,13 @@ class EngineCore:
                 told.append((live, live.tell(token_id, found, unsound, now)))
         if self._forced is not None:
             told = self._forced.add_to(told)
-        return [self._finished(live, event, now) for live, event in told]
+        return [
+            event if event.delta.finish_reason is None else self._finished(live, event, event.delta.finish_reason, now)
+            for live, event in told
+        ]
 
-    def _finished(self, live: LiveRequest, event: StepEvent, now: float) -> StepEvent:
-        """`event` of a request, which ends if that is its last, with what there is to tell of it then."""
-        reason = event.delta.finish_reason
-        if reason is None:
-            return event
+    def _finished(self, live: LiveRequest, event: StepEvent, reason: FinishReason, now: float) -> StepEvent:
+        """The last `event` of a request, which ends, with what there is to tell of it then."""
         snapshot = None
         if live.export and event.error is None and live.handle is not None:
             snapshot = self._export(live.state, live.handle)

@@ -30,14 +30,14 @@ class StepStaging:
         self.uploaded_bytes = 0
         self.spilled = False  # whether something of this step lies elsewhere, for want of room
         self._device = device
-        self._used = self._needed = self._turn = 0
+        self._used = self._needed = self._turn = self._room = 0
         self._buffer = torch.empty(0, dtype=torch.uint8, device=device)
         self._views: dict[tuple[int, int, torch.dtype], Tensor] = {}
         self._hosts: list[_HostBuffer] = []
 
     def begin(self) -> None:
         """Forget the step before. What it put must have been used by work that is on the stream already."""
-        if self._needed > len(self._buffer):
+        if self._needed > self._room:
             self._grow(self._needed)
         self._used = self._needed = 0
         self.spilled = False
@@ -52,7 +52,7 @@ class StepStaging:
             self._grow(size)
         start = self._used
         self._needed += -(-size // _ALIGNMENT) * _ALIGNMENT
-        if start + size > len(self._buffer):
+        if start + size > self._room:
             self.spilled = True
             host = torch.from_numpy(np.ascontiguousarray(values))
             self.uploaded_bytes += size
@@ -85,6 +85,7 @@ class StepStaging:
         for host in self._hosts:
             host.wait()
         self._views.clear()
+        self._room = size
         self._buffer = torch.zeros(size, dtype=torch.uint8, device=self._device)
         self._hosts = [_HostBuffer(size, pinned=self._device.type == "cuda") for _ in range(_HOST_BUFFERS)]
 
