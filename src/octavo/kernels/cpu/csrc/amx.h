@@ -16,6 +16,9 @@
 
 enum { AMX_SPANS = 1024 };
 
+typedef uint32_t vu __attribute__((vector_size(4 * VL)));
+typedef uint32_t vu_loose __attribute__((vector_size(4 * VL), aligned(4), may_alias));
+
 static _Atomic int amx_state = 0; // 0: not asked, 1: allowed, -1: not
 
 static int amx_allowed(void) {
@@ -114,14 +117,14 @@ INLINE void multiply_tile_amx(const uint8_t *w, int64_t bytes, uint8_t *codes, i
         const group_sums *now = &sums[i % 2];
         vf scale = load_half(numbers), minimum = splat(0.0f);
         if (has_minimum) minimum = load_half(numbers + LANES * groups);
-        if (zero || (has_minimum && groups > 1)) { // of all rows at once
-            vi sum = *(const vi_loose *)span.sum;
+        if (zero || (has_minimum && groups > 1)) { // of all rows at once; lanes after the last row have anything
+            vu sum = *(const vu_loose *)span.sum;
             if (groups > 1) {
-                const vi front = *(const vi_loose *)span.first;
+                const vu front = *(const vu_loose *)span.first;
                 sum = g == 0 ? front : sum - front;
             }
-            *(vi *)zeros = sum * splat_i(zero);
-            if (has_minimum && groups > 1) *(vf *)scaled = load(span.scale) * to_float(sum);
+            *(vu *)zeros = sum * (uint32_t)zero;
+            if (has_minimum && groups > 1) *(vf *)scaled = load(span.scale) * to_float((vi)sum);
         }
 #pragma GCC unroll 16
         for (int r = 0; r < rows; r++) {
