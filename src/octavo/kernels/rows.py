@@ -59,6 +59,22 @@ class HeadWeights:
     bias: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class HalfNormed:
+    """rms_norm(x) of x [T, N]: `weighted` [T, N], x · weight in 16 bit, over sqrt(sum of a row's `squares` / N + eps).
+
+    `squares` [T, parts] float32 are sums over parts of a row, by who leaves x in this form. Who takes it divides.
+    """
+
+    weighted: Tensor
+    squares: Tensor
+    eps: float
+
+    @property
+    def parts(self) -> int:
+        return self.squares.shape[1]
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype = torch.float32) -> Tensor:
     """x [..., N] and weight [N] float32 -> x · weight / sqrt(mean(x²) + eps) over the last dimension, in `dtype`."""
     if _by_triton(x):

@@ -12,6 +12,7 @@ from octavo.kernels.cpu.blocks import AttentionWeights
 from octavo.kernels.rows import HeadNorms, HeadWeights, Rotation
 from octavo.layers.linear import Linear
 from octavo.layers.norm import RMSNorm
+from octavo.layers.residual import Residual
 
 
 class AttentionCache(Protocol):
@@ -61,5 +62,15 @@ class Attention:
 
     def __call__(self, x: Tensor, rotation: Rotation, cache: AttentionCache) -> Tensor:
         """x [T, H] -> [T, H] in float32 or the compute dtype. Norms, rotation and attention are float32."""
-        attended = cache.attend_qkv(self._layer, self._qkv_proj.product(x), rotation, self._weights, self._dtype)
-        return self._o_proj(attended.view(x.shape[0], -1))
+        return self._o_proj(self._attend(self._qkv_proj.product(x), rotation, cache))
+
+    def add_to(
+        self, stream: Residual, norm: RMSNorm, next_norm: RMSNorm, rotation: Rotation, cache: AttentionCache
+    ) -> None:
+        """Add `self(norm(x))` to the stream's x, which is seen through `next_norm` next."""
+        qkv = stream.product(norm, self._qkv_proj)
+        stream.add_product(self._o_proj, self._attend(qkv, rotation, cache), next_norm)
+
+    def _attend(self, qkv: Tensor, rotation: Rotation, cache: AttentionCache) -> Tensor:
+        attended = cache.attend_qkv(self._layer, qkv, rotation, self._weights, self._dtype)
+        return attended.view(qkv.shape[0], -1)

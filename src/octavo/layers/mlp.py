@@ -7,6 +7,8 @@ from torch import Tensor
 from octavo.kernels.cpu.blocks import FeedForwardWeights
 from octavo.kernels.rows import Activation
 from octavo.layers.linear import Linear
+from octavo.layers.norm import RMSNorm
+from octavo.layers.residual import Residual
 
 _FEW = 64  # rows whose intermediate results fit the caches, so that one call for all kernels pays
 
@@ -34,3 +36,10 @@ class GatedMLP:
             gate_up, down = self._codes
             return gate_up.gated_mlp(x, self._activation == "gelu_tanh", down)
         return self._down(self._gate_up.gated(x, self._activation))
+
+    def add_to(self, stream: Residual, norm: RMSNorm, next_norm: RMSNorm | None) -> None:
+        """Add `self(norm(x))` to the stream's x, which a product sees through `next_norm` next, if one does."""
+        if self._codes is not None:
+            stream.add(self(stream.normed(norm)))
+        else:
+            stream.add_product(self._down, stream.gated(norm, self._gate_up, self._activation), next_norm)

@@ -13,6 +13,7 @@ from octavo.layers.attention import Attention, AttentionCache
 from octavo.layers.few_tokens import FewTokens, block_weights
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.norm import RMSNorm
+from octavo.layers.residual import Residual
 from octavo.layers.rotary import Rotary
 from octavo.models.config import ModelConfig
 from octavo.models.inputs import ForwardInputs
@@ -20,13 +21,10 @@ from octavo.models.weights import WeightSource
 
 
 class LlamaBlock:
-    """x += attention(norm(x)); x += mlp(norm(x)); x is float32.
-
-    The last sum of a block is the first thing that the next one does: with its norm that is one kernel.
-    """
+    """x += attention(norm(x)); x += mlp(norm(x)); x is float32."""
 
     def __init__(self, input_norm: RMSNorm, attention: Attention, mlp_norm: RMSNorm, mlp: GatedMLP) -> None:
-        self._input_norm = input_norm
+        self.input_norm = input_norm
         self._attention = attention
         self._mlp_norm = mlp_norm
         self._mlp = mlp
@@ -34,12 +32,12 @@ class LlamaBlock:
     @property
     def compiled(self) -> BlockWeights | None:
         """See `FewTokens`."""
-        return block_weights(self._attention, self._mlp, (self._input_norm, None, self._mlp_norm, None))
+        return block_weights(self._attention, self._mlp, (self.input_norm, None, self._mlp_norm, None))
 
-    def __call__(self, x: Tensor, y: Tensor | None, rotation: Rotation, cache: AttentionCache) -> Tensor:
-        """Adds to x [T, H] in place: first y, if anything. Returns what is to be added next."""
-        attended = self._attention(self._input_norm.after_(x, y), rotation, cache)
-        return self._mlp(self._mlp_norm.after_(x, attended))
+    def __call__(self, stream: Residual, next_norm: RMSNorm | None, rotation: Rotation, cache: AttentionCache) -> None:
+        """`next_norm` is that of the block after this one."""
+        self._attention.add_to(stream, self.input_norm, self._mlp_norm, rotation, cache)
+        self._mlp.add_to(stream, self._mlp_norm, next_norm)
 
 
 class LlamaForCausalLM:
@@ -89,10 +87,11 @@ class LlamaForCausalLM:
         few = self._few.run(x, (rotation,), cache)
         if few is not None:
             return few
-        y = None
-        for block in self._blocks:
-            y = block(x, y, rotation, cache)
-        return self._norm.after_(x, y)
+        stream = Residual(x)
+        for i, block in enumerate(self._blocks):
+            last = i + 1 == len(self._blocks)
+            block(stream, None if last else self._blocks[i + 1].input_norm, rotation, cache)
+        return stream.normed(self._norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._head(hidden)

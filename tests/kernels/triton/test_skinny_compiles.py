@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-COMPILE = """
+EXACT = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from octavo.kernels.triton.skinny_dense import skinny_dot as kernel
@@ -24,7 +24,7 @@ for form, split, folds in forms:
     tile = forms[form, split, folds]
     fixed = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "SPLITS": tile.splits}
     fixed |= {"EVEN": True, "WEIGHT_IS_FIRST": form != "dot", "STAGES": tile.num_stages, "DEPENDENT": True}
-    fixed |= {"FOLDS": tile.folds, "EARLY": form == "early"}
+    fixed |= {"FOLDS": tile.folds, "EARLY": form == "early", "ADD": split}
     signature = {name: "constexpr" if name in fixed else kinds.get(name, "i32") for name in names}
     source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in fixed.items()}, {})
     compile(source, GPUTarget("cuda", 90, 32), {"num_warps": tile.num_warps})
@@ -32,8 +32,29 @@ assert {form[0] for form in forms} == {"early", "swapped"} and any(folds for _, 
 """
 
 
-def test_every_form_of_an_exact_product_compiles_for_hopper(tmp_path):
+SUMS = """
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from octavo.kernels.triton.gated_sums import gated_sums
+from octavo.kernels.triton.skinny_dense import skinny_reduce
+
+kinds = {name: "*bf16" for name in ("x_ptr", "w_ptr", "weighted_ptr")} | {"eps": "fp32", "arrived_ptr": "*i32"}
+kinds |= {name: "*fp32" for name in ("partial_ptr", "norm_ptr", "squares_ptr")}
+tile = {"BLOCK_M": 1, "BLOCK_N": 8, "BLOCK_K": 256, "EVEN": True, "DEPENDENT": True, "SPLITS": 1, "GELU": False}
+for kernel in (skinny_reduce, gated_sums):
+    names = kernel.arg_names
+    for leaves, parts in ((False, 0), (True, 0), (False, 512)):
+        fixed = tile | {"ADD": leaves, "LEAVES": leaves, "PARTS": parts}
+        signature = {name: kinds.get(name, "i32") for name in names} | {"y_ptr": "*fp32" if leaves else "*bf16"}
+        signature |= {name: "constexpr" for name in fixed if name in names}
+        values = {(names.index(name),): value for name, value in fixed.items() if name in names}
+        compile(ASTSource(kernel, signature, values, {}), GPUTarget("cuda", 90, 32), {"num_warps": 2})
+"""
+
+
+@pytest.mark.parametrize("script", [EXACT, SUMS], ids=["exact", "sums"])
+def test_every_form_of_a_product_compiles_for_hopper(tmp_path, script):
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)  # what was compiled before says nothing
-    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -81,6 +81,45 @@ def test_rows_may_lie_apart_and_results_be_rounded(name):
 
 
 @pytest.mark.parametrize("tile", DENSE.values(), ids=DENSE)
+def test_a_product_may_be_added_to_what_is_there(tile):
+    x, weight = operands(3, 37, 100, torch.float16)
+    total = torch.randn(3, 37, generator=torch.Generator().manual_seed(5)).to(DEVICE)
+    expected = total.double() + x.half().double() @ weight.double().t()
+    scratch = SkinnyScratch(DEVICE)
+    scratch.reserve(tile, 3, 37)
+    multiply(x, weight, total, tile, scratch, add=True)
+    assert error(total.double(), expected) < 1e-5
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(("n", "k"), [(37, 100), (64, 24)])
+def test_a_sum_that_is_left_half_normed_is_multiplied_as_its_norm(rows, n, k):
+    tile, scratch = DENSE["reduce"], SkinnyScratch(DEVICE)
+    x, first = operands(rows, n, k, torch.float16)
+    total, second = operands(rows, 20, n, torch.float16, seed=1)
+    norm = torch.rand(n, generator=torch.Generator().manual_seed(6)).to(DEVICE) + 0.5
+    whole = total.double() + x.half().double() @ first.double().t()
+    half = tile.half_normed(total, torch.float16, 1e-2)
+    multiply(x, first, total, tile, scratch, add=True, leaves=(norm, half))
+    assert error(total.double(), whole) < 1e-5
+    assert error(half.squares.double().sum(1), whole.square().sum(1)) < 1e-5
+    assert error(half.weighted.double(), whole * norm.double()) < 1e-3
+    out = torch.full((rows, 20), float("nan"), device=DEVICE)
+    multiply(half, second, out, tile, scratch)
+    normed = half.weighted.double() / (whole.square().mean(1, keepdim=True) + 1e-2).sqrt()
+    expected = normed @ second.double().t()
+    assert error(out.double(), expected) < 1e-5 < error(out.double() * 1.01, expected)
+
+
+def test_only_programs_that_see_whole_rows_leave_or_take_half_a_norm():
+    assert [name for name, tile in DENSE.items() if tile.whole_rows] == ["reduce"]
+    x, weight = operands(1, 8, 32, torch.float16)
+    half = DENSE["dot"].half_normed(x, torch.float16, 1e-5)
+    with pytest.raises(AssertionError, match="no norms"):
+        multiply(half, weight, x.new_empty(1, 8), DENSE["dot"], SkinnyScratch(DEVICE))
+
+
+@pytest.mark.parametrize("tile", DENSE.values(), ids=DENSE)
 def test_a_row_is_bitwise_the_same_beside_others(tile):
     x, weight = operands(4, 40, 200, torch.float16)
     whole = run(multiply, x, weight, 40, tile)

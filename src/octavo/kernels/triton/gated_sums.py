@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from octavo.kernels.triton.half_norm import load_squares, root
 from octavo.kernels.triton.row_kernels import gated
 
 
@@ -18,17 +19,21 @@ def gated_sums(
     K,
     x_stride,
     y_stride,
+    squares_ptr,
+    parts,
+    eps,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     EVEN: tl.constexpr,
     GELU: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     """y [M, N] = activation(x · gateᵀ) · (x · upᵀ) for at most BLOCK_M rows; w [2 N, K] is gate [N, K] above up [N, K].
 
     Grid (tiles of N,). Both products are rounded to the weight's dtype first, as they would be on their own. Loads as
-    `skinny_reduce`: one tile ahead of the sums, the first one before the kernel in front has written x.
+    `skinny_reduce`: one tile ahead of the sums, the first one before the kernel in front has written x. PARTS as there.
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     cols = tl.arange(0, BLOCK_K)
@@ -44,9 +49,12 @@ def gated_sums(
         up = tl.load(up_ptrs, mask=(cols < K)[None, :], other=0.0)
     if DEPENDENT:
         tl.extra.cuda.gdc_wait()
+    squares = ()
     gates = ()
     ups = ()
-    for _ in tl.static_range(BLOCK_M):
+    for row in tl.static_range(BLOCK_M):
+        if PARTS:
+            squares = squares + (load_squares(squares_ptr, row, num_rows, parts, PARTS),)
         gates = gates + (tl.zeros([BLOCK_N, BLOCK_K], tl.float32),)
         ups = ups + (tl.zeros([BLOCK_N, BLOCK_K], tl.float32),)
     for at in range(0, K, BLOCK_K):
@@ -71,7 +79,13 @@ def gated_sums(
         up = next_up
         cols += BLOCK_K
     for row in tl.static_range(BLOCK_M):
-        g = tl.sum(gates[row], 1).to(gate.dtype).to(tl.float32)
-        u = tl.sum(ups[row], 1).to(gate.dtype).to(tl.float32)
+        g = tl.sum(gates[row], 1)
+        u = tl.sum(ups[row], 1)
+        if PARTS:
+            divisor = root(squares[row], K, eps)
+            g = g / divisor
+            u = u / divisor
+        g = g.to(gate.dtype).to(tl.float32)
+        u = u.to(gate.dtype).to(tl.float32)
         y = gated(g, u, GELU).to(y_ptr.dtype.element_ty)
         tl.store(y_ptr + row * y_stride + n, y, mask=(n < N) & (row < num_rows))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from octavo.kernels.triton.half_norm import leave_half_normed, load_squares, root
 from octavo.kernels.triton.skinny_finish import finish
 
 
@@ -24,17 +25,27 @@ def skinny_reduce(
     split_columns,
     x_stride,
     y_stride,
+    norm_ptr,
+    weighted_ptr,
+    squares_ptr,
+    parts,
+    eps,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SPLITS: tl.constexpr,
     EVEN: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    ADD: tl.constexpr,
+    LEAVES: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     """y [M, N] = x [M, K] · w [N, K]ᵀ for at most BLOCK_M rows, without matrix units. Grid (tiles of N, SPLITS).
 
     The weight goes from memory to registers, one tile ahead of the sums; with dependent launches its first tile is
-    under way before the kernel in front has written x.
+    under way before the kernel in front has written x. ADD: the product is added to y, float32. LEAVES: the sum is
+    left half normed, too. PARTS (at least `parts`, a power of two, or 0): x is half normed. See `half_norm.py`; neither
+    goes with SPLITS.
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     begin = tl.program_id(1) * split_columns
@@ -50,9 +61,12 @@ def skinny_reduce(
         w = tl.load(w_ptrs, mask=(cols < end)[None, :], other=0.0)
     if DEPENDENT:
         tl.extra.cuda.gdc_wait()
+    squares = ()
     acc = ()
-    for _ in tl.static_range(BLOCK_M):
+    for row in tl.static_range(BLOCK_M):
         acc = acc + (tl.zeros([BLOCK_N, BLOCK_K], tl.float32),)
+        if PARTS:
+            squares = squares + (load_squares(squares_ptr, row, num_rows, parts, PARTS),)
     for at in range(begin, end, BLOCK_K):
         w_ptrs += BLOCK_K
         if EVEN:
@@ -70,8 +84,20 @@ def skinny_reduce(
     m = tl.arange(0, BLOCK_M)
     y = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for row in tl.static_range(BLOCK_M):
-        y = tl.where((m == row)[:, None], tl.sum(acc[row], 1)[None, :], y)
-    finish(y, m, n, y_ptr, partial_ptr, arrived_ptr, tl.program_id(0), tl.program_id(1), num_rows, N, y_stride, SPLITS)
+        total = tl.sum(acc[row], 1)
+        if PARTS:
+            total = total / root(squares[row], K, eps)
+        y = tl.where((m == row)[:, None], total[None, :], y)
+    tile, split = tl.program_id(0), tl.program_id(1)
+    if LEAVES:
+        real = (m < num_rows)[:, None] & (n < N)[None, :]
+        y_ptrs = y_ptr + m.to(tl.int64)[:, None] * y_stride + n[None, :]
+        y += tl.load(y_ptrs, mask=real, other=0.0)
+        tl.store(y_ptrs, y, mask=real)
+        left = tl.num_programs(0)
+        leave_half_normed(y, m, n, real, num_rows, N, norm_ptr, weighted_ptr, squares_ptr, tile, left)
+    else:
+        finish(y, m, n, y_ptr, partial_ptr, arrived_ptr, tile, split, num_rows, N, y_stride, SPLITS, ADD)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -97,12 +123,13 @@ def skinny_dot(
     DEPENDENT: tl.constexpr,
     FOLDS: tl.constexpr = 1,
     EARLY: tl.constexpr = False,
+    ADD: tl.constexpr = False,
 ):
     """y [M, N] = x [M, K] · w [N, K]ᵀ on matrix units. Grid (tiles of M, tiles of N, SPLITS).
 
     WEIGHT_IS_FIRST computes w · xᵀ: rows of the weight then fill the matrix units' longer side. FOLDS splits of the
     columns are added up one after another here, with the bits that as many SPLITS have. EARLY loads the weight, of
-    which a program has at most BLOCK_K columns, before the kernel in front has written x.
+    which a program has at most BLOCK_K columns, before the kernel in front has written x. ADD is as in `skinny_reduce`.
     """
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -142,7 +169,8 @@ def skinny_dot(
             acc = split if FOLDS == 1 else acc + split
     if WEIGHT_IS_FIRST:
         acc = tl.trans(acc)
-    finish(acc, m, n, y_ptr, partial_ptr, arrived_ptr, tile, tl.program_id(2), num_rows, N, y_stride, SPLITS)
+    split = tl.program_id(2)
+    finish(acc, m, n, y_ptr, partial_ptr, arrived_ptr, tile, split, num_rows, N, y_stride, SPLITS, ADD)
 
 
 @triton.jit

@@ -8,9 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import triton
 from torch import Tensor
 from triton.runtime import driver
 
+from octavo.kernels.rows import HalfNormed
 from octavo.kernels.triton.launch import dependent_launch
 from octavo.kernels.triton.skinny_code_sums import skinny_code_sums
 from octavo.kernels.triton.skinny_codes import skinny_codes, unpack_rows
@@ -40,6 +42,17 @@ class SkinnyTile:
     splits: int = 1
     folds: int = 1
     unit: int = 0
+
+    @property
+    def whole_rows(self) -> bool:
+        """Whether one program multiplies all columns, without matrix units."""
+        return self.form == "reduce" and self.splits == 1
+
+    def half_normed(self, out: Tensor, dtype: torch.dtype, eps: float) -> HalfNormed:
+        """Room for what `multiply` leaves of a sum in out [M, N]."""
+        num_rows, n = out.shape
+        squares = torch.empty(num_rows, -(-n // self.block_n), dtype=torch.float32, device=out.device)
+        return HalfNormed(torch.empty(num_rows, n, dtype=dtype, device=out.device), squares, eps)
 
     @property
     def shared_bytes(self) -> int:
@@ -82,12 +95,26 @@ def _scratch_sizes(tile: SkinnyTile, num_rows: int, n: int) -> tuple[int, int]:
 
 
 def multiply(
-    x: Tensor, weight: Tensor, out: Tensor, tile: SkinnyTile, scratch: SkinnyScratch, *, dependent: bool | None = None
+    x: Tensor | HalfNormed,
+    weight: Tensor,
+    out: Tensor,
+    tile: SkinnyTile,
+    scratch: SkinnyScratch,
+    *,
+    add: bool = False,
+    leaves: tuple[Tensor, HalfNormed] | None = None,
+    dependent: bool | None = None,
 ) -> None:
     """out [M, N] = x [M, K] · weight [N, K]ᵀ, x rounded to the weight's dtype, sums in float32, out in its own.
 
-    Rows of x and out are contiguous, the weight is. Allocates nothing.
+    With `add` the product is added to out, float32, and what that is then may be left half normed, too: `leaves` is
+    the norm's weight [N] float32, and where to. Only tiles that see `whole_rows` do that, or take x half normed. Rows
+    of x and out are contiguous, the weight is. Allocates nothing.
     """
+    half = x if isinstance(x, HalfNormed) else None if leaves is None else leaves[1]
+    assert half is None or tile.whole_rows, f"no norms in {tile}"
+    taken = half if leaves is None else None
+    x = x.weighted if isinstance(x, HalfNormed) else x
     num_rows, columns = x.shape
     n = weight.shape[0]
     tiles_m, tiles_n = -(-num_rows // tile.block_m), -(-n // tile.block_n)
@@ -114,12 +141,20 @@ def multiply(
         assert num_rows <= tile.block_m, f"{num_rows} rows for a tile of {tile.block_m}"
         skinny_reduce[(tiles_n, tile.splits)](
             *arguments,
+            scratch.partial if leaves is None else leaves[0],
+            out if half is None else half.weighted,
+            scratch.partial if half is None else half.squares,
+            0 if half is None else half.parts,
+            0.0 if half is None else half.eps,
             BLOCK_M=tile.block_m,
             BLOCK_N=tile.block_n,
             BLOCK_K=tile.block_k,
             SPLITS=tile.splits,
             EVEN=even,
             DEPENDENT=dependent,
+            ADD=add,
+            LEAVES=leaves is not None,
+            PARTS=0 if taken is None else triton.next_power_of_2(taken.parts),
             num_warps=tile.num_warps,
             **launch,
         )
@@ -137,6 +172,7 @@ def multiply(
         DEPENDENT=dependent,
         FOLDS=tile.folds,
         EARLY=tile.form == "early",
+        ADD=add,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         **launch,

@@ -54,7 +54,7 @@ _DENSE: Mapping[Shape, Tiles] = {
         _swapped(16, 64, 256, 5, 2),
         _swapped(16, 64, 256, 3, 2),
         None,
-        None,
+        _dot(64, 32, 128, 5),
     ),
     (12288, 2048): (
         _sums(1, 16, 256, 2),
@@ -78,7 +78,7 @@ _DENSE: Mapping[Shape, Tiles] = {
         _swapped(32, 128, 64, 3),
         _swapped(64, 128, 128, 4),
     ),
-    (6144, 4096): (_sums(1, 4, 512, 1), _sums(2, 4, 256, 2), None, None, None, None, None),
+    (6144, 4096): (_sums(1, 4, 512, 1), _sums(2, 4, 256, 2), None, None, None, None, _swapped(64, 64, 128, 4)),
     (4096, 4096): (
         _sums(1, 8, 1024, 4),
         *[_swapped(16, 64, 128, 4, 4)] * 2,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from octavo.kernels.cpu.linear import PackedAffine
-from octavo.kernels.rows import Activation, gate
+from octavo.kernels.rows import Activation, HalfNormed, gate
 from octavo.layers.linear.affine_route import AffineWeight
-from octavo.layers.linear.route import GatedWeight, PackedWeight
+from octavo.layers.linear.route import FusingWeight, PackedWeight
+from octavo.layers.norm import RMSNorm
 
 
 class Linear:
@@ -15,7 +16,8 @@ class Linear:
 
     def __init__(self, weight: PackedWeight, bias: Tensor | None = None) -> None:
         self._weight = weight
-        self._gated = weight if bias is None and isinstance(weight, GatedWeight) else None
+        self._fusing = weight if isinstance(weight, FusingWeight) else None
+        self._unbiased = self._fusing if bias is None else None
         self.bias = bias
 
     @property
@@ -35,12 +37,28 @@ class Linear:
 
     def gated(self, x: Tensor, activation: Activation) -> Tensor:
         """y = x Wᵀ + b [T, 2 N], gates before values -> activation(gates) · values [T, N]."""
-        y = None if self._gated is None else self._gated.apply_gated(x, activation)
+        y = None if self._unbiased is None else self._unbiased.apply_gated(x, activation)
         return gate(self(x), activation) if y is None else y
+
+    def gated_of_half(self, x: HalfNormed, activation: Activation) -> Tensor | None:
+        """`gated` of a norm; None where its kernel does not take that in halves."""
+        return None if self._unbiased is None else self._unbiased.apply_gated(x, activation)
 
     def product(self, x: Tensor) -> Tensor:
         """Without the bias, for who adds it elsewhere."""
         return self._weight.apply(x)
+
+    def product_of_half(self, x: HalfNormed) -> Tensor | None:
+        """`product` of a norm; None where its kernel does not take that in halves."""
+        return None if self._fusing is None else self._fusing.apply_half_normed(x)
+
+    def add_to_(self, total: Tensor, x: Tensor) -> bool:
+        """total [T, N] float32 += self(x) in one kernel; False, with nothing done, where there is none."""
+        return self._unbiased is not None and self._unbiased.add_to_(total, x)
+
+    def add_for_norm_(self, total: Tensor, x: Tensor, norm: RMSNorm) -> HalfNormed | None:
+        """`add_to_`, and half of norm(total); None, with nothing done, where no one kernel does all of it."""
+        return None if self._unbiased is None else self._unbiased.add_for_norm_(total, x, norm.weight, norm.eps)
 
 
 class Head:

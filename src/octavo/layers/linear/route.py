@@ -13,7 +13,7 @@ from torch import Tensor
 from octavo.config import WeightsChoice
 from octavo.errors import InvalidRequest
 from octavo.kernels.cpu import library
-from octavo.kernels.rows import Activation
+from octavo.kernels.rows import Activation, HalfNormed
 from octavo.layers.quant_tensor import QuantTensor
 
 
@@ -54,11 +54,23 @@ class Table(PackedWeight, Protocol):
 
 
 @runtime_checkable
-class GatedWeight(PackedWeight, Protocol):
-    """A packed weight that may have one kernel for a gate and up projection with their activation."""
+class FusingWeight(PackedWeight, Protocol):
+    """A packed weight whose kernels may do what stands before and after a product, too."""
 
-    def apply_gated(self, x: Tensor, activation: Activation) -> Tensor | None:
+    def apply_gated(self, x: Tensor | HalfNormed, activation: Activation) -> Tensor | None:
         """`gate(apply(x), activation)`; None where that takes two kernels."""
+        ...
+
+    def apply_half_normed(self, x: HalfNormed) -> Tensor | None:
+        """`apply` of the norm; None where a product does not take it in halves."""
+        ...
+
+    def add_to_(self, total: Tensor, x: Tensor) -> bool:
+        """total [T, N] float32 += `apply(x)`; False, with nothing done, where that takes two kernels."""
+        ...
+
+    def add_for_norm_(self, total: Tensor, x: Tensor, weight: Tensor, eps: float) -> HalfNormed | None:
+        """`add_to_`, and half of the sum's norm; None, with nothing done, where that takes two kernels."""
         ...
 
 

@@ -10,13 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.kernels.rows import Activation, look_up
-from octavo.kernels.triton.gated_product import (
-    exact_gated_tile,
-    gated_tile,
-    multiply_gated,
-    multiply_gated_exactly,
-)
+from octavo.kernels.rows import Activation, HalfNormed, look_up
+from octavo.kernels.triton.gated_product import GatedTile, exact_gated_tile, gated_tile, multiply_gated
 from octavo.kernels.triton.skinny_gemm import MAX_ROWS, SkinnyScratch, SkinnyTile, multiply
 from octavo.kernels.triton.skinny_table import ROWS, bucket, dense_tiles, exact_split_rows, exact_tile
 from octavo.layers.linear.dense_route import stack
@@ -54,13 +49,36 @@ class SkinnyWeight:
         y = self._skinny(x, torch.float32)
         return torch.mm(x, self.weight.t(), out_dtype=torch.float32) if y is None else y
 
-    def apply_gated(self, x: Tensor, activation: Activation) -> Tensor | None:
-        gelu = activation == "gelu_tanh"
-        if self._exact:
-            exact = exact_gated_tile(len(x), self._exact_tile(len(x)))
-            return None if exact is None else multiply_gated_exactly(x, self.weight, gelu, exact)
-        tile = gated_tile(len(x), len(self.weight) // 2, self.weight.shape[1])
-        return None if tile is None else multiply_gated(x, self.weight, gelu, tile)
+    def apply_gated(self, x: Tensor | HalfNormed, activation: Activation) -> Tensor | None:
+        half = isinstance(x, HalfNormed)
+        tile = self._gated_tile(len(x.weighted if isinstance(x, HalfNormed) else x))
+        if tile is None or (half and not isinstance(tile, GatedTile)):
+            return None
+        return multiply_gated(x, self.weight, activation == "gelu_tanh", tile)
+
+    def apply_half_normed(self, x: HalfNormed) -> Tensor | None:
+        tile = self._tile(len(x.weighted))
+        if self._exact or tile is None or not tile.whole_rows:
+            return None
+        out = torch.empty(len(x.weighted), len(self.weight), dtype=self.weight.dtype, device=self.weight.device)
+        multiply(x, self.weight, out, tile, self._scratch)
+        return out
+
+    def add_to_(self, total: Tensor, x: Tensor) -> bool:
+        tile = self._tile(len(x))
+        if self._exact or tile is None:
+            return False
+        multiply(x, self.weight, total, tile, self._scratch, add=True)
+        return True
+
+    def add_for_norm_(self, total: Tensor, x: Tensor, weight: Tensor, eps: float) -> HalfNormed | None:
+        tile = self._tile(len(x))
+        # Before they are divided, rows may be out of float16's range.
+        if self._exact or len(x) != 1 or tile is None or not tile.whole_rows or self.weight.dtype != torch.bfloat16:
+            return None
+        half = tile.half_normed(total, self.weight.dtype, eps)
+        multiply(x, self.weight, total, tile, self._scratch, add=True, leaves=(weight, half))
+        return half
 
     def lookup(self, ids: Tensor) -> Tensor:
         return look_up(self.weight, ids)
@@ -68,17 +86,24 @@ class SkinnyWeight:
     def _exact_tile(self, rows: int) -> SkinnyTile:
         return exact_tile(self.weight.shape[0], self.weight.shape[1], rows, self._scratch.shared_bytes)
 
+    def _tile(self, rows: int) -> SkinnyTile | None:
+        """None for no rows, and where the library's product is to serve."""
+        if self._exact:
+            return self._exact_tile(rows) if rows else None
+        return self._tiles[bucket(rows)] if 0 < rows <= MAX_ROWS else None
+
+    def _gated_tile(self, rows: int) -> GatedTile | SkinnyTile | None:
+        if self._exact:
+            return exact_gated_tile(rows, self._exact_tile(rows))
+        return gated_tile(rows, len(self.weight) // 2, self.weight.shape[1], self._scratch.shared_bytes)
+
     def _skinny(self, x: Tensor, dtype: torch.dtype) -> Tensor | None:
         """x · weightᵀ by our kernels; None where the library's product is to serve."""
-        out = torch.empty(len(x), len(self.weight), dtype=dtype, device=x.device)
-        if self._exact:
-            if len(x):
-                multiply(x, self.weight, out, self._exact_tile(len(x)), self._scratch)
-            return out
-        chosen = self._tiles[bucket(len(x))] if 0 < len(x) <= MAX_ROWS else None
-        if chosen is None:
+        tile = self._tile(len(x))
+        if tile is None:
             return None
-        multiply(x, self.weight, out, chosen, self._scratch)
+        out = torch.empty(len(x), len(self.weight), dtype=dtype, device=x.device)
+        multiply(x, self.weight, out, tile, self._scratch)
         return out
 
 
