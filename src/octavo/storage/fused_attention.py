@@ -58,11 +58,37 @@ class FusedPlan:
 
 @dataclass(frozen=True, slots=True)
 class PlacedRows:
-    """Rows of a step that one kernel serves: the place of each one's first token, and where its table begins."""
+    """Rows of a step that one kernel serves: their block tables, the place of each one's first token, where its table
+    begins on the device, its tokens, and the rotary position of the first.
+    """
 
-    rows: list[StepRow]
-    first: list[int]
+    tables: list[BlockTable]
+    first: NDArray[np.int64]
     begins: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    starts: NDArray[np.int64]
+
+    @classmethod
+    def of(
+        cls, rows: list[StepRow], tables: list[BlockTable], first: NDArray[np.int64], begins: NDArray[np.int64]
+    ) -> PlacedRows:
+        counts = np.array([len(row.token_ids) for row in rows], dtype=np.int64)
+        starts = np.array([row.start - row.rope_offset for row in rows], dtype=np.int64)
+        return cls(tables, first, begins, counts, starts)
+
+    def chosen(self, mask: NDArray[np.bool_]) -> PlacedRows:
+        if mask.all():
+            return self
+        tables = [self.tables[i] for i in np.flatnonzero(mask)]
+        return PlacedRows(tables, self.first[mask], self.begins[mask], self.counts[mask], self.starts[mask])
+
+    def gaps(self, padding: int) -> tuple[NDArray[np.int64], NDArray[np.int64]] | tuple[None, None]:
+        """`keep` and `skip` of the tables, if any has a gap."""
+        if not any(table.skip for table in self.tables):
+            return None, None
+        keep = np.array([table.keep for table in self.tables], dtype=np.int64)
+        skip = np.array([table.skip for table in self.tables], dtype=np.int64)
+        return _padded(keep, padding), _padded(skip, padding)
 
 
 class FusedAttention:
@@ -117,7 +143,7 @@ class FusedAttention:
     def plan(self, batch: StepBatch, group: int, tables: list[BlockTable]) -> FusedPlan:
         routes = [self._route(row) for row in batch.rows]
         ends = np.cumsum([row.num_tokens for row in batch.rows], dtype=np.int64)
-        first = [int(end) - row.num_tokens for row, end in zip(batch.rows, ends, strict=True)]
+        first = ends - np.array([row.num_tokens for row in batch.rows], dtype=np.int64)
         served = [i for i, (route, _) in enumerate(routes) if route is not Route.RING]
         mixed = 0 < len(served) < len(routes)
         others = [row for row, (route, _) in zip(batch.rows, routes, strict=True) if route is Route.RING]
@@ -128,7 +154,7 @@ class FusedAttention:
             mine = [batch.rows[i] for i in served]
             theirs = [tables[row.slot] for row in mine]
             begins = self._tables.update([row.slot for row in mine], theirs, group, len(tables))
-            kernels = self._plan_kernels(PlacedRows(mine, [first[i] for i in served], begins), tables)
+            kernels = self._plan_kernels(PlacedRows.of(mine, theirs, first[served], begins))
             rows = self._staging.put(_stored_rows(mine, theirs, group))
         return FusedPlan(
             int(ends[-1]) if len(ends) else 0,
@@ -148,18 +174,18 @@ class FusedAttention:
         rows, padding = list(batch.rows), num_rows - len(batch.rows)
         theirs = [tables[row.slot] for row in rows]
         begins = self._tables.update([row.slot for row in rows], theirs, group, len(tables))
-        placed = PlacedRows(rows, list(range(len(rows))), begins)
+        placed = PlacedRows.of(rows, theirs, np.arange(len(rows)), begins)
         kernel: Kernel = self._decode
         if self._exact is None:
-            self._plan_queries(self._decode, placed, tables, padding, fixed=True)
+            self._plan_queries(self._decode, placed, padding, fixed=True)
         else:
             kernel = self._exact
-            self._exact.plan(_chunks(placed, tables, padding), fixed=True)
+            self._exact.plan(_chunks(placed, padding), fixed=True)
         spare = [self._spare_row + i % self._block_size for i in range(padding)]
-        columns = np.array([row.start - row.rope_offset for row in rows], dtype=np.int64)
-        keep, skip = _gaps(rows, tables, 0)
+        columns = placed.starts
+        keep, skip = placed.gaps(0)
         if keep is not None and skip is not None:
-            columns += np.where(columns >= keep, skip, 0)
+            columns = columns + np.where(columns >= keep, skip, 0)
         places = self._tables.stored_rows(begins, columns, self._block_size)
         stored = self._staging.put(np.concatenate((places, np.array(spare, dtype=np.int64))))
         return FusedPlan(num_rows, stored, None, (kernel,), None, None, tuple([self._route(row) for row in rows]))
@@ -236,48 +262,39 @@ class FusedAttention:
             return Route.FUSED_VERIFY, "a few tokens"
         return Route.VARLEN_PREFILL, "a chunk"
 
-    def _plan_kernels(self, placed: PlacedRows, tables: list[BlockTable]) -> tuple[Kernel, ...]:
+    def _plan_kernels(self, placed: PlacedRows) -> tuple[Kernel, ...]:
         """Plan each kernel that has rows."""
         if self._exact is not None:
-            self._exact.plan(_chunks(placed, tables))
+            self._exact.plan(_chunks(placed))
             return (self._exact,)
-        counts = np.array([row.num_tokens for row in placed.rows])
+        counts = placed.counts
         kernels: list[Kernel] = []
         for decode, mask in ((self._decode, counts == 1), (self._verify, (counts > 1) & (counts <= VERIFY_TOKENS))):
             if mask.any():
-                self._plan_queries(decode, _chosen(placed, mask), tables)
+                self._plan_queries(decode, placed.chosen(mask))
                 kernels.append(decode)
         if (counts > VERIFY_TOKENS).any():
-            self._prefill.plan(_chunks(_chosen(placed, counts > VERIFY_TOKENS), tables))
+            self._prefill.plan(_chunks(placed.chosen(counts > VERIFY_TOKENS)))
             kernels.append(self._prefill)
         return tuple(kernels)
 
-    def _plan_queries(
-        self,
-        decode: PagedDecode,
-        placed: PlacedRows,
-        tables: list[BlockTable],
-        padding: int = 0,
-        *,
-        fixed: bool = False,
-    ) -> None:
+    def _plan_queries(self, decode: PagedDecode, placed: PlacedRows, padding: int = 0, *, fixed: bool = False) -> None:
         """Plan rows of one or a few tokens, and `padding` more that see nothing."""
         from octavo.kernels.triton.decode_plan import DecodeRows, first_visible
 
-        tokens = [len(row.token_ids) for row in placed.rows]
-        counts = _padded(tokens, padding)
-        starts = _padded([row.start - row.rope_offset for row in placed.rows], padding)
+        counts, starts = _padded(placed.counts, padding), _padded(placed.starts, padding)
         stop = starts + counts
-        keep, skip = _gaps(placed.rows, tables, padding)
+        keep, skip = placed.gaps(padding)
         columns = stop if keep is None or skip is None else stop + np.where(stop > keep, skip, 0)
         ends_of_first = np.maximum(columns - counts + 1, 0) if len(counts) else columns
+        num_rows = len(placed.first)
         decode.plan(
             DecodeRows(
-                first_query=np.array([*placed.first, *range(len(placed.first), len(placed.first) + padding)]),
+                first_query=np.concatenate((placed.first, np.arange(num_rows, num_rows + padding))),
                 num_queries=counts,
                 first_column=first_visible(ends_of_first, self._spec.window, keep, skip),
                 columns=columns,
-                table_begin=np.concatenate((placed.begins, np.zeros(padding, dtype=np.int64))),
+                table_begin=_padded(placed.begins, padding),
                 keep=keep,
                 skip=skip,
             ),
@@ -292,23 +309,16 @@ def _tokens(batch: StepBatch, routes: list[tuple[Route, str]], *, ring: bool) ->
     return np.flatnonzero(picked).astype(np.int64)
 
 
-def _chosen(placed: PlacedRows, mask: NDArray[np.bool_]) -> PlacedRows:
-    if mask.all():
-        return placed
-    picked = np.flatnonzero(mask).tolist()
-    return PlacedRows([placed.rows[i] for i in picked], [placed.first[i] for i in picked], placed.begins[mask])
-
-
-def _chunks(placed: PlacedRows, tables: list[BlockTable], padding: int = 0) -> PrefillRows:
+def _chunks(placed: PlacedRows, padding: int = 0) -> PrefillRows:
     """The rows for kernels that take any number of tokens of each, and `padding` more of none."""
     from octavo.kernels.triton.prefill_plan import PrefillRows
 
-    keep, skip = _gaps(placed.rows, tables, padding)
+    keep, skip = placed.gaps(padding)
     return PrefillRows(
         first_query=_padded(placed.first, padding),
-        num_tokens=_padded([row.num_tokens for row in placed.rows], padding),
-        start=_padded([row.rope_start for row in placed.rows], padding),
-        table_begin=np.concatenate((placed.begins, np.zeros(padding, dtype=np.int64))),
+        num_tokens=_padded(placed.counts, padding),
+        start=_padded(placed.starts, padding),
+        table_begin=_padded(placed.begins, padding),
         keep=keep,
         skip=skip,
     )
@@ -323,18 +333,8 @@ def _stored_rows(rows: list[StepRow], tables: list[BlockTable], group: int) -> N
     return np.concatenate([table.slot_mapping(group, row.rope_start, row.rope_stop) for row, table in pairs])
 
 
-def _gaps(
-    rows: list[StepRow], tables: list[BlockTable], padding: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]] | tuple[None, None]:
-    """`keep` and `skip` of the rows' tables, if any has a gap."""
-    theirs = [tables[row.slot] for row in rows]
-    if not any(table.skip for table in theirs):
-        return None, None
-    return _padded([table.keep for table in theirs], padding), _padded([table.skip for table in theirs], padding)
-
-
-def _padded(values: list[int], count: int) -> NDArray[np.int64]:
-    return np.array(values + [0] * count, dtype=np.int64)
+def _padded(values: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    return np.concatenate((values, np.zeros(count, dtype=np.int64))) if count else values
 
 
 def _decode_spec(spec: LayerSpec, codecs: tuple[Codec, Codec], block_size: int) -> DecodeSpec:
