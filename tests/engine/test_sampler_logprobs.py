@@ -73,7 +73,7 @@ def test_scores_are_the_same_after_one_copy_of_words() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
 def test_a_gpu_tells_of_the_rows_that_ask_and_of_none_that_failed() -> None:
-    logits = torch.tensor(random_logits(4, 1021))
+    logits = random_logits(4, 1021)
     logits[2, 5] = math.nan
     rows = [row(logprobs=3), row(temperature=1.0), row(logprobs=2), row(logprobs=0, temperature=0.7, seed=3)]
     found = Sampler(1021, "cuda").sample(logits.cuda(), rows)

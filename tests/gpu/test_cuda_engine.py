@@ -63,7 +63,7 @@ def test_every_arm_of_a_parity_run_agrees(checkpoint, dtype):
     config = EngineConfig(device="cuda", dtype=dtype)
     loaded = load_model(plan_model(checkpoint, config), config)
     report = run_parity(loaded, config)
-    assert report.equal, [arm.line() for arm in report.arms]
+    assert report.equal, [arm.line() for arm in report.arms if not arm.equal]
 
 
 def test_auto_takes_the_device_and_bfloat16(checkpoint):

@@ -24,8 +24,8 @@ def any_model_can_be_shifted(monkeypatch):
     monkeypatch.setattr("octavo.parity.arms.check_shift", lambda config, codec: None)
 
 
-def plan(device="cuda", exact=True):
-    codecs = (CODECS["f16"], CODECS["f16"])
+def plan(device="cuda", exact=True, codec="f16"):
+    codecs = (CODECS[codec], CODECS[codec])
     return SimpleNamespace(exact=Exactness(exact, ""), device=torch.device(device), codecs=codecs, config=None)
 
 
@@ -37,6 +37,8 @@ def refused(*specs, **given):
 def test_graphs_are_only_recorded_on_a_gpu():
     assert refused(FULL, device="cpu") == {"graph": "nothing is recorded on cpu"}
     assert refused(FULL, exact=False) == {}
+    unfused = refused(FULL, exact=False, codec="f32")
+    assert unfused == {"graph": "nothing is recorded: no fused kernel for float32 keys or values"}
 
 
 def test_gathering_and_codecs_without_a_kernel_are_not_exact_on_a_gpu():

@@ -57,9 +57,12 @@ def refused_arms(plan: ModelPlan, specs: Sequence[LayerSpec], block_size: int) -
             both = (CODECS[codec], CODECS[codec])
             refusals += [FusedAttention.refusal(spec, both, block_size, plan.device) for spec in specs]
         refused |= {f"codec_{codec}": refusal for refusal in refusals if refusal is not None}
+    unfused = [FusedAttention.refusal(spec, plan.codecs, block_size, plan.device) for spec in specs]
     if plan.device.type != "cuda":
         refused["graph"] = f"nothing is recorded on {plan.device.type}"
-    elif plan.exact.holds:
+    elif any(unfused):
+        refused["graph"] = next(f"nothing is recorded: {reason}" for reason in unfused if reason)
+    if plan.device.type == "cuda" and plan.exact.holds:
         refused["gather_b1"] = "gathered keys go to torch's attention, which is not exact on a GPU"
     if keeps_windows_paged(plan, specs):
         reason = "dense sequences keep windowed layers in rings, which no exact kernel reads"
