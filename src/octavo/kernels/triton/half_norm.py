@@ -10,9 +10,8 @@ import triton.language as tl
 
 
 @triton.jit
-def leave_half_normed(x, m, n, real, num_rows, N, norm_ptr, weighted_ptr, squares_ptr, part, parts):
-    """Leave x [M, N'], float32, rows m and columns n of all: half of their norm, and the squares of part `part`."""
-    norm = tl.load(norm_ptr + n, mask=n < N, other=0.0)
+def leave_half_normed(x, norm, m, n, real, num_rows, N, weighted_ptr, squares_ptr, part, parts):
+    """Leave x [M, N'], float32, rows m and columns n of all: times norm [N'], and the squares of part `part`."""
     at = m.to(tl.int64)[:, None] * N + n[None, :]
     tl.store(weighted_ptr + at, (x * norm[None, :]).to(weighted_ptr.dtype.element_ty), mask=real)
     squares = tl.sum(tl.where(real, x * x, 0.0), 1)

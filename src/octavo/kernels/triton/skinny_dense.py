@@ -59,8 +59,16 @@ def skinny_reduce(
         w = tl.load(w_ptrs, eviction_policy="evict_first")
     else:
         w = tl.load(w_ptrs, mask=(cols < end)[None, :], other=0.0)
+    if LEAVES:
+        norm = tl.load(norm_ptr + n, mask=n < N, other=0.0)
     if DEPENDENT:
         tl.extra.cuda.gdc_wait()
+    m = tl.arange(0, BLOCK_M)
+    if LEAVES:
+        # Long before it is added to: it may have to come from memory.
+        real = (m < num_rows)[:, None] & (n < N)[None, :]
+        y_ptrs = y_ptr + m.to(tl.int64)[:, None] * y_stride + n[None, :]
+        before = tl.load(y_ptrs, mask=real, other=0.0)
     squares = ()
     acc = ()
     for row in tl.static_range(BLOCK_M):
@@ -81,7 +89,6 @@ def skinny_reduce(
         acc = summed
         w = w_next
         cols += BLOCK_K
-    m = tl.arange(0, BLOCK_M)
     y = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for row in tl.static_range(BLOCK_M):
         total = tl.sum(acc[row], 1)
@@ -90,12 +97,10 @@ def skinny_reduce(
         y = tl.where((m == row)[:, None], total[None, :], y)
     tile, split = tl.program_id(0), tl.program_id(1)
     if LEAVES:
-        real = (m < num_rows)[:, None] & (n < N)[None, :]
-        y_ptrs = y_ptr + m.to(tl.int64)[:, None] * y_stride + n[None, :]
-        y += tl.load(y_ptrs, mask=real, other=0.0)
+        y += before
         tl.store(y_ptrs, y, mask=real)
         left = tl.num_programs(0)
-        leave_half_normed(y, m, n, real, num_rows, N, norm_ptr, weighted_ptr, squares_ptr, tile, left)
+        leave_half_normed(y, norm, m, n, real, num_rows, N, weighted_ptr, squares_ptr, tile, left)
     else:
         finish(y, m, n, y_ptr, partial_ptr, arrived_ptr, tile, split, num_rows, N, y_stride, SPLITS, ADD)
 
