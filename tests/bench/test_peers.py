@@ -142,6 +142,41 @@ def test_a_python_that_cannot_be_run_is_refused_before_anything_is_measured(
     assert "--peer-python '/nowhere/python' cannot be run (No such file or directory); name a Python" in done.error
 
 
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("", "ended with '' as its answer"),
+        ("echo words", "ended with 'words' as its answer"),
+        ("echo 7", "ended with '7' as its answer"),
+        ("""echo '{"a": 1}'""", "is no Python"),
+        ("exit 3", "ended with status 3: without a word"),
+    ],
+)
+def test_what_is_no_python_is_refused_by_name(tmp_path: Path, script: str, said: str) -> None:
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\ncat > /dev/null\n{script}\n")
+    program.chmod(0o755)
+    with pytest.raises(InvalidRequest, match=f"^--peer-python '{program}' .*{said}.*; name ") as refusal:
+        find_peer(GGUF, program)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_python_of_the_working_directory_goes_before_one_of_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("here", "in-path"):
+        (tmp_path / place).mkdir()
+        program = tmp_path / place / "peer"
+        program.write_text(f"""#!/bin/sh\necho '{{"package": "p", "version": "{place}", "build": ""}}'\n""")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "in-path"), prepend=os.pathsep)
+    monkeypatch.chdir(tmp_path / "here")
+    assert find_peer(GGUF, Path("./peer")) == Peer(str(tmp_path / "here" / "peer"), "p", "here", "")
+    (tmp_path / "here" / "peer").unlink()
+    found = find_peer(GGUF, Path("peer"))
+    assert found is not None and found.version == "in-path"
+
+
 def test_a_peer_reads_gguf_files_alone() -> None:
     assert find_peer(Path("directory"), None) is None
     with pytest.raises(InvalidRequest, match="directory is no GGUF file"):

@@ -300,3 +300,15 @@ def test_contradictions_are_refused():
             held_to(WORDS, **fields)
     with pytest.raises(InvalidRequest, match="grammar must be a GrammarSpec"):
         held_to("[a-z]")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("second", [held_to(WORDS), SamplingParams(max_tokens=5)], ids=["grammar", "plain"])
+def test_an_id_is_in_use_while_its_grammar_is_compiled(load, second):
+    driver = engine(load(), max_num_seqs=2)
+    driver.add("a", prompt_of(5), held_to(WORDS))
+    assert len(driver.core.grammars) == 1
+    with pytest.raises(InvalidRequest, match="request id 'a' is in use"):
+        driver.add("a", prompt_of(7), second)
+    driver.run()
+    assert_same(driver.outcomes["a"], alone(load(), prompt_of(5), held_to(WORDS)))
+    driver.assert_idle()

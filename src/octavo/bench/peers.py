@@ -17,6 +17,7 @@ from octavo.environment import child_environment
 from octavo.errors import EngineFault, InvalidRequest
 
 _MODULES = ("llama_cpp", "xllamacpp")
+_DESCRIBED = {"package", "version", "build"}
 _INSTRUCTIONS = re.compile(r"(\w+) = [1-9]")
 
 
@@ -82,14 +83,23 @@ def find_peer(model: Path, python: Path | None) -> Peer | None:
         return None
     if python is None and all(find_spec(name) is None for name in _MODULES):
         return None
-    where = sys.executable if python is None else str(python)
+    where = sys.executable if python is None else _as_named(python)
     try:
         found = _ask(where, {})
     except OSError as error:
         raise InvalidRequest(f"--peer-python {where!r} cannot be run ({error.strerror}); name a Python") from error
+    except EngineFault as fault:
+        raise InvalidRequest(f"--peer-python {where!r} gives no llama.cpp: {fault}; name another Python") from fault
     if not found:
         raise InvalidRequest(f"--peer-python {where!r} has no llama.cpp; install llama-cpp-python or xllamacpp there")
+    if found.keys() != _DESCRIBED:
+        raise InvalidRequest(f"--peer-python {where!r} is no Python: it says {found}; name a Python")
     return Peer(where, **found)
+
+
+def _as_named(python: Path) -> str:
+    """What there is in the working directory goes before what PATH has by that name: a `Path` has lost its `./`."""
+    return str(python.absolute()) if python.exists() else str(python)
 
 
 def _ask(python: str, task: Mapping[str, object]) -> dict[str, Any]:
@@ -106,5 +116,11 @@ def _ask(python: str, task: Mapping[str, object]) -> dict[str, Any]:
     if done.returncode != 0:
         said = done.stderr.strip().splitlines() or ["without a word"]
         raise EngineFault(f"llama.cpp ended with status {done.returncode}: {said[-1]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    last = (done.stdout.strip().splitlines() or [""])[-1]
+    try:
+        found = json.loads(last)
+    except json.JSONDecodeError:
+        found = None
+    if not isinstance(found, dict):
+        raise EngineFault(f"llama.cpp's process ended with {last[:80]!r} as its answer, which is no object of JSON")
     return found
