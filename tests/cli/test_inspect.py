@@ -11,7 +11,7 @@ from octavo.engine.loaded_model import plan_model
 from tests.tiny_models import save_hf, save_tokenizer
 
 KEYS = [
-    *("model", "architecture", "layers", "hidden_size", "vocab_size", "trained_context", "file_bytes", "device"),
+    *("model", "architecture", "layers", "hidden_size", "vocab_size", "trained_context", "tensor_bytes", "device"),
     *(
         "instructions",
         "threads",
@@ -88,8 +88,8 @@ def test_a_family_of_which_nothing_was_measured_is_dense_for_one_sequence_alone(
 def test_a_gguf_file_and_a_directory_of_the_same_model_agree(octavo, gguf):
     file = json.loads(octavo("inspect", gguf, "--json", "--weights", "full").out)
     directory = json.loads(octavo("inspect", gguf.parent / "hf", "--json", "--weights", "full").out)
-    assert file["file_bytes"] < directory["file_bytes"]
-    differing = ("model", "file_bytes", "memory", "fits_parallel")
+    assert file["tensor_bytes"] < directory["tensor_bytes"]
+    differing = ("model", "tensor_bytes", "memory", "fits_parallel")
     assert {k: v for k, v in file.items() if k not in differing} == {
         k: v for k, v in directory.items() if k not in differing
     }

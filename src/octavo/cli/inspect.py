@@ -104,7 +104,7 @@ def as_object(plan: ModelPlan, cpu_kernels: str) -> dict[str, Any]:
         "hidden_size": config.hidden_size,
         "vocab_size": config.vocab_size,
         "trained_context": config.max_position_embeddings,
-        "file_bytes": plan.checkpoint.num_bytes,
+        "tensor_bytes": plan.checkpoint.num_bytes,
         "device": plan.device.type,
         "instructions": instruction_set(plan.device),
         "threads": plan.threads,
