@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.cache.spec import LayerSpec
@@ -46,8 +48,8 @@ class RowErrors:
         self.lost = {name: torch.zeros(2, dtype=torch.float64) for name in CODECS}
         self.total = torch.zeros(2, dtype=torch.float64)
 
-    def plan(self, batch: StepBatch) -> None:
-        self._cache.plan(batch)
+    def plan(self, batch: StepBatch, beside: Sequence[NDArray[np.int64]] = ()) -> tuple[Tensor, ...]:
+        return self._cache.plan(batch, beside)
 
     def attend_qkv(
         self, layer: int, qkv: Tensor, rotation: Rotation, weights: HeadWeights, dtype: torch.dtype
