@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
+from operator import attrgetter
 from typing import NewType, Protocol
 
 from octavo.cache.refusals import InvalidArgument
@@ -43,9 +44,11 @@ class PrefixDomain:
 
     def encoded(self) -> bytes:
         """Every field with its length before it, so that no two domains are written alike."""
-        texts = self.model, self.adapter, self.template, self.salt, self.media, self.rope
-        fields = [text.encode() for text in texts]
-        return b"".join(len(field).to_bytes(8, "little") + field for field in fields)
+        texts = [text.encode() for text in _texts_of(self)]
+        return b"".join(len(text).to_bytes(8, "little") + text for text in texts)
+
+
+_texts_of = attrgetter(*(field.name for field in fields(PrefixDomain)))  # `astuple` copies, and takes ten times as long
 
 
 class Snapshot(Protocol):

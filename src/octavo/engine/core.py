@@ -174,9 +174,8 @@ class EngineCore:
         deadlines count from now, by `time.perf_counter`.
         """
         limit = self.check(request)
-        if (
-            request.request_id in self._live
-        ):  # those whose grammar is being compiled, too: the scheduler has none of them
+        # Those whose grammar is being compiled, too: the scheduler has none of them.
+        if request.request_id in self._live:
             raise InvalidRequest(f"request id {shown(request.request_id)} is in use; choose another")
         start = hand_off.start
         if start is not None:
