@@ -135,6 +135,20 @@ def attend(
     return storage.attend(kernel, q, [storage.place(0, len(q), start)], sinks)
 
 
+def store_steps(
+    heads: Heads, kernel: AttentionKernel, storage: Storage, steps: Sequence[tuple[int, int]]
+) -> tuple[list[Tensor], list[Placement]]:
+    """Sequences of which `(start, count)` are stored and computed: queries of each, and where together they stand."""
+    queries, placements, q0 = [], [], 0
+    for i, (start, count) in enumerate(steps):
+        q, k, v = heads.draw(start + count, seed=i)
+        storage.store(kernel, k, v, sequence=i)
+        placements.append(storage.place(q0, q0 + count, start, i))
+        queries.append(q[start:])
+        q0 += count
+    return queries, placements
+
+
 def relative_error(got: Tensor, expected: Tensor) -> float:
     return float((got.double() - expected).abs().max() / expected.abs().max())
 

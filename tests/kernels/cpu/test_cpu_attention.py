@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from octavo.kernels.cpu import library
 from octavo.kernels.cpu.attention import AttentionKernel
-from tests.kernels.cpu.attention_cases import Heads, Storage, assert_is_the_definition, attend, relative_error
+from tests.kernels.cpu.attention_cases import (
+    Heads,
+    Storage,
+    assert_is_the_definition,
+    attend,
+    relative_error,
+    store_steps,
+)
 
 CHUNK = 64
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -110,13 +117,7 @@ def test_sequences_computed_together_give_the_bits_of_each_alone(window, kind):
     heads = heads_of((6, 2, 80), window, 20.0)
     kernel = heads.kernel()
     storage = Storage(heads, [start + count for start, count in STEPS], kind, torch.float16)
-    queries, placements, q0 = [], [], 0
-    for i, (start, count) in enumerate(STEPS):
-        q, k, v = heads.draw(start + count, seed=i)
-        storage.store(kernel, k, v, sequence=i)
-        placements.append(storage.place(q0, q0 + count, start, i))
-        queries.append(q[start:])
-        q0 += count
+    queries, placements = store_steps(heads, kernel, storage, STEPS)
     for threads in (1, 3):
         library.set_threads(threads)
         together = storage.attend(kernel, torch.cat(queries), placements)

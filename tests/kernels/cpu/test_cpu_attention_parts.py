@@ -11,7 +11,7 @@ import torch
 
 from octavo.kernels.cpu import library
 from octavo.kernels.cpu.attention import AttentionStep
-from tests.kernels.cpu.attention_cases import Heads, Storage, assert_is_the_definition, attend
+from tests.kernels.cpu.attention_cases import Heads, Storage, assert_is_the_definition, attend, store_steps
 
 PART = 256
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -56,13 +56,7 @@ STEPS = [(5, 1), (1500, 1), (0, 300), (PART - 1, 2), (700, 3), (2 * PART, 1), (9
 def test_sequences_of_all_lengths_computed_together_give_the_bits_of_each_alone(heads):
     kernel = heads.kernel()
     storage = Storage(heads, [start + count for start, count in STEPS], "blocks16", torch.float16)
-    queries, placements, q0 = [], [], 0
-    for i, (start, count) in enumerate(STEPS):
-        q, k, v = heads.draw(start + count, seed=i)
-        storage.store(kernel, k, v, sequence=i)
-        placements.append(storage.place(q0, q0 + count, start, i))
-        queries.append(q[start:])
-        q0 += count
+    queries, placements = store_steps(heads, kernel, storage, STEPS)
     alone = [
         storage.attend(kernel, q, [replace(place, q0=0, q1=len(q))])
         for q, place in zip(queries, placements, strict=True)
