@@ -48,21 +48,21 @@ def _std(settings: Mapping[str, Any]) -> float:
 
 
 class RandomPool:
-    """Normal values, the same in each process; rounded to a dtype once for all tensors."""
+    """Normal values, the same in each process; rounded to a dtype, and brought to a device, once for all tensors."""
 
     def __init__(self, std: float) -> None:
         self._values = torch.randn(_POOL, generator=torch.Generator().manual_seed(0)).mul_(std)
-        self._rounded: dict[torch.dtype, Tensor] = {}
+        self._copies: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
-    def values(self, dtype: torch.dtype) -> Tensor:
-        if dtype not in self._rounded:
-            self._rounded[dtype] = self._values.to(dtype)
-        return self._rounded[dtype]
+    def values(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        if (device, dtype) not in self._copies:
+            self._copies[device, dtype] = self._values.to(device).to(dtype)
+        return self._copies[device, dtype]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RandomTensor:
-    """Implements `QuantTensor`: normal values from `pool`; vectors are norms' weights (1) and biases (0)."""
+    """Implements `ComputedTensor`: normal values from `pool`; vectors are norms' weights (1) and biases (0)."""
 
     name: str
     shape: tuple[int, ...]
@@ -78,10 +78,13 @@ class RandomTensor:
         return math.prod(self.shape) * 2
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        return self.values_on(torch.device("cpu"), dtype)
+
+    def values_on(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         if len(self.shape) == 1:
-            return torch.full(self.shape, 0.0 if self.name.endswith("bias") else 1.0, dtype=dtype)
-        pool, size = self.pool.values(dtype), math.prod(self.shape)
-        out = torch.empty(size, dtype=dtype)
+            return torch.full(self.shape, 0.0 if self.name.endswith("bias") else 1.0, dtype=dtype, device=device)
+        pool, size = self.pool.values(device, dtype), math.prod(self.shape)
+        out = torch.empty(size, dtype=dtype, device=device)
         start = self.index * 7919 % _POOL
         done = 0
         while done < size:

@@ -103,3 +103,12 @@ class MappedTensor(QuantTensor, Protocol):
     def forget(self) -> None:
         """Give the memory that the file's part takes in this process back; it is read again when it is needed."""
         ...
+
+
+@runtime_checkable
+class ComputedTensor(QuantTensor, Protocol):
+    """A tensor that is in no file, so that its values need not come over the host."""
+
+    def values_on(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """What `dequantize` gives, to the bit, computed on `device`."""
+        ...

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from octavo.kernels.rows import look_up
 from octavo.layers.linear.route import RouteProperties
-from octavo.layers.quant_tensor import QuantTensor
+from octavo.layers.quant_tensor import ComputedTensor, QuantTensor
+
+_CPU = torch.device("cpu")
 
 
 class DenseWeight:
@@ -55,19 +57,25 @@ class DenseRoute:
         return None
 
     def pack(self, shards: Sequence[QuantTensor]) -> DenseWeight:
-        return DenseWeight(stack(shards, self._dtype).to(self._device))
+        return DenseWeight(stack(shards, self._dtype, self._device))
 
     def packed_bytes(self, shard: QuantTensor) -> int:
         return math.prod(shard.shape) * self._dtype.itemsize
 
 
-def stack(shards: Sequence[QuantTensor], dtype: torch.dtype) -> Tensor:
+def stack(shards: Sequence[QuantTensor], dtype: torch.dtype, device: torch.device = _CPU) -> Tensor:
     """Shards [N_i, K] dequantised into one [sum N_i, K] tensor, without holding any of them twice in float32."""
     if len(shards) == 1:
-        return shards[0].dequantize(dtype)
-    out = torch.empty(sum(shard.shape[0] for shard in shards), *shards[0].shape[1:], dtype=dtype)
+        return _values(shards[0], dtype, device).to(device)
+    shape = sum(shard.shape[0] for shard in shards), *shards[0].shape[1:]
+    out = torch.empty(shape, dtype=dtype, device=device)
     start = 0
     for shard in shards:
-        out[start : start + shard.shape[0]] = shard.dequantize(dtype)
+        out[start : start + shard.shape[0]] = _values(shard, dtype, device)
         start += shard.shape[0]
     return out
+
+
+def _values(shard: QuantTensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Of one that is in no file on `device`; of others on the host."""
+    return shard.values_on(device, dtype) if isinstance(shard, ComputedTensor) else shard.dequantize(dtype)

@@ -131,7 +131,7 @@ class SkinnyRoute:
         return None
 
     def pack(self, shards: Sequence[QuantTensor]) -> SkinnyWeight:
-        return SkinnyWeight(stack(shards, self._dtype).to(self._device), self._scratch, exact=self._exact)
+        return SkinnyWeight(stack(shards, self._dtype, self._device), self._scratch, exact=self._exact)
 
     def packed_bytes(self, shard: QuantTensor) -> int:
         return math.prod(shard.shape) * self._dtype.itemsize
