@@ -1,4 +1,4 @@
-"""What the ledger sets aside for decode steps that a GPU records."""
+"""What the ledger sets aside for steps of a GPU: those that are recorded, and those whose keys are gathered."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def model(directory):
     return open_checkpoint(directory("llama")).config
 
 
-def plan(model, device: str, **settings) -> Ledger:
-    serving = Serving(StorageKind.PAGED, (CODECS["f16"], CODECS["f16"]), torch.device(device))
+def plan(model, device: str, *, gather: bool = False, **settings) -> Ledger:
+    serving = Serving(StorageKind.PAGED, (CODECS["f16"], CODECS["f16"]), torch.device(device), gather=gather)
     config = EngineConfig(**settings)
-    return plan_memory(model, LAYOUT, config, serving=serving, resident=Resident(1000), available=4 << 30)
+    return plan_memory(model, LAYOUT, config, serving=serving, resident=Resident(1000), available=64 << 30)
 
 
 def test_a_cpu_records_nothing(model):
@@ -65,3 +65,16 @@ def test_a_gpu_sets_aside_what_parts_of_long_rows_leave_to_be_merged(model):
     of_a_part = (2 * 512 + 2 * 128) * LAYOUT[0].num_q_heads * (LAYOUT[0].v_dim + 1) * 4
     assert step(8192) - step(4096) == 2 * of_a_part
     assert step(16384) - step(12288) == of_a_part
+
+
+def test_a_gpu_that_gathers_sets_aside_what_it_takes_of_several_sequences_at_a_time(model):
+    def workspace(max_num_seqs: int, device: str = "cuda") -> int:
+        """Bytes but for what the number of sequences takes of the sampler, and of masks."""
+        ledger = plan(model, device, gather=True, max_num_seqs=max_num_seqs, max_context=256, max_batch_tokens=256)
+        return ledger.workspace_bytes - max_num_seqs * 8 * model.vocab_size
+
+    copied = len(LAYOUT) * 256 * 2 * (16 + 16 + 16) * 4  # of K and V, and once more while they are decoded
+    windowed = 256 * 2 * 48 * 4  # whose span is a chunk of 256 longer
+    assert workspace(3) - workspace(1) == 2 * (copied + windowed)
+    assert workspace(6000) == workspace(7000)
+    assert workspace(3, "cpu") == workspace(1, "cpu")

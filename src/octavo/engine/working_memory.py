@@ -11,8 +11,10 @@ from octavo.cache.spec import CacheGroup
 from octavo.config import EngineConfig
 from octavo.kernels.attention_parts import (
     EXACT_PART,
+    MOST_GATHERED_BYTES,
     MOST_PARTIAL_BYTES,
     MOST_PROGRAMS,
+    MOST_SCORES,
     MOST_TILE_TOKENS,
     PREFILL_PART,
     RAGGED_CUTS,
@@ -24,7 +26,7 @@ from octavo.models.config import ModelConfig
 from octavo.step_batch import StorageKind
 from octavo.storage.codecs import Codec
 from octavo.storage.compiled_attention import CompiledAttention
-from octavo.storage.fused_attention import VERIFY_TOKENS
+from octavo.storage.fused_attention import VERIFY_TOKENS, FusedAttention
 from octavo.storage.undo import DEPTH
 
 _ROTARY_BLOCK = 4096  # positions that the rotary table grows by
@@ -83,7 +85,8 @@ def workspace_bytes(
         else _copied_bytes(group, config, serving, max_context) + _mask_bytes(group, config, max_context)
         for group, fast in zip(groups, compiled, strict=True)
     )
-    scores = 0 if all(compiled) else 4 * MAX_SCORES * 4
+    on_device = any(_by_torch_on_device(group, config, serving) for group in groups)
+    scores = 0 if all(compiled) else 4 * (MOST_SCORES if on_device else MAX_SCORES) * 4
     copies = undo_bytes(groups, config, serving) + shift_bytes(groups, config, max_context)
     copies += export_bytes(groups, serving, max_context) if serving.exports else 0
     if serving.device.type == "cuda":
@@ -193,14 +196,27 @@ def _span(group: CacheGroup, config: EngineConfig, max_context: int) -> int:
 
 
 def _copied_bytes(group: CacheGroup, config: EngineConfig, serving: Serving, max_context: int) -> int:
-    """Keys and values of one sequence in float32, and what is held while they are decoded."""
+    """Keys and values that torch attends to at a time, in float32, and what is held while they are decoded."""
     spec, span = group.spec, _span(group, config, max_context)
+    if _by_torch_on_device(group, config, serving):  # several sequences side by side
+        token = spec.num_kv_heads * (spec.k_dim + spec.v_dim) * 4
+        span = max(span, min(config.max_num_seqs * span, MOST_GATHERED_BYTES // token))
     wider = spec.num_kv_heads * max(spec.k_dim, spec.v_dim) * 4
     if serving.storage is StorageKind.PAGED:  # blocks are collected before they are decoded
         beside = span * wider
     else:  # the tokens of a chunk pass through the codec before they go to a ring
         beside = 0 if spec.window is None else 2 * min(config.chunk_tokens, max_context) * wider
     return span * spec.num_kv_heads * (spec.k_dim + spec.v_dim) * 4 + beside
+
+
+def _by_torch_on_device(group: CacheGroup, config: EngineConfig, serving: Serving) -> bool:
+    """Whether torch attends for some rows of the group, on a device where it takes much at a time."""
+    if serving.device.type == "cpu":
+        return False
+    in_ring = group.spec.window is not None and serving.storage is StorageKind.DENSE
+    if in_ring or serving.gather:
+        return True
+    return FusedAttention.refusal(group.spec, serving.codecs, config.block_size, serving.device) is not None
 
 
 def _mask_bytes(group: CacheGroup, config: EngineConfig, max_context: int) -> int:

@@ -17,9 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from octavo.kernels.attention_parts import MOST_SCORES
+
 KEY_CHUNK = 256
 MAX_SCORES = 1 << 21  # float32 scores held at once: 8 MiB
 _TOKENS_PER_TILE = 128
+_TOKENS_OF_A_DEVICE = 512
 _SAFE_ROWS = 16
 
 # What a hidden score becomes: far below any real one, so its weight is exactly 0, yet finite, so that a chunk which
@@ -77,7 +80,9 @@ def plan_span(start: int, stop: int, *, num_q_heads: int, window: int | None, de
         whole = stop - lo == length
         tile = QueryTile(0, 1, 0, length, None if whole else hidden)
         return AttentionSpan(lo, stop, first_key, length, (tile,))
-    tokens = max(1, min(_TOKENS_PER_TILE, MAX_SCORES // (num_q_heads * length)))
+    # Elsewhere a launch costs more than a small tile, and there is memory.
+    most, scores = (_TOKENS_PER_TILE, MAX_SCORES) if device.type == "cpu" else (_TOKENS_OF_A_DEVICE, MOST_SCORES)
+    tokens = max(1, min(most, scores // (num_q_heads * length)))
     tiles = []
     for q0 in range(start, stop, tokens):
         q1 = min(stop, q0 + tokens)

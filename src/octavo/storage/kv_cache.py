@@ -393,4 +393,5 @@ def _group_attention(
         refusal = switches.refusal(FusedAttention.refusal(spec, store.codecs, block_size, device))
         if refusal is None:
             return FusedAttention(spec, store, block_size, device, staging, exact=switches.exact)
-    return EagerAttention(spec, block_size, device, switches.refusal(refusal) or refusal)
+    reason = switches.refusal(refusal) or refusal
+    return EagerAttention(spec, block_size, device, reason, side_by_side=device.type != "cpu")

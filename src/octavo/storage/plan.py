@@ -16,6 +16,7 @@ from octavo.step_batch import StepBatch, StepRow, StorageKind
 from octavo.storage.block_table import BlockTable
 from octavo.storage.route import Route
 from octavo.storage.scratch import Scratch, SpanViews
+from octavo.storage.side_by_side import SideBySide, SingleToken, plan_side_by_side
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +77,15 @@ class BlockWrites:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """Writes of a whole step into blocks (None: everything goes to rings), then the rows to attend."""
+    """Writes of a whole step into blocks (None: everything goes to rings), then the rows to attend one by one, and
+    those to attend `together`.
+    """
 
+    num_tokens: int
     writes: BlockWrites | None
     rows: tuple[RowPlan, ...]
+    together: tuple[SideBySide, ...]
+    routes: tuple[Route, ...]
 
 
 def plan_group(
@@ -90,33 +96,66 @@ def plan_group(
     block_size: int,
     scratch: Scratch,
     device: torch.device,
+    *,
+    side_by_side: bool,
 ) -> GroupPlan:
-    """Route every row of `batch` for one group: dense rows of a windowed group take the ring."""
+    """Route every row of `batch` for one group: dense rows of a windowed group take the ring.
+
+    `side_by_side`: others of one token are attended to together.
+    """
     rows: list[RowPlan] = []
+    singles: list[SingleToken] = []
+    routes: list[Route] = []
     mappings: list[NDArray[np.int64]] = []
     tokens: list[NDArray[np.int64]] = []
     q0 = 0
     for row in batch.rows:
         q1 = q0 + row.num_tokens
-        span = plan_span(row.rope_start, row.rope_stop, num_q_heads=spec.num_q_heads, window=spec.window, device=device)
         table = tables[row.slot]
-        if row.storage is StorageKind.DENSE and spec.window is not None:
-            ring = ring_plan(row, spec.window, q0, device)
-            rows.append(RowPlan(q0, q1, Route.RING, span, scratch.views(span, span.lo), row.start, span.lo, ring=ring))
-        else:
+        routes.append(_route(row, spec))
+        if routes[-1] is not Route.RING:
             mappings.append(table.slot_mapping(group, row.rope_start, row.rope_stop))
             tokens.append(np.arange(q0, q1))
-            if row.storage is StorageKind.DENSE:
-                base = int(table.blocks_before(group, 1)[0]) * block_size
-                views = scratch.views(span, span.lo)
-                rows.append(RowPlan(q0, q1, Route.DENSE, span, views, row.start, span.lo, base=base))
-            else:
-                rows.append(gather_plan(row, q0, group, table, span, scratch, device))
+        if side_by_side and row.num_tokens == 1 and routes[-1] is not Route.RING:
+            singles.append(SingleToken(row, q0, table))
+        else:
+            span = plan_span(
+                row.rope_start, row.rope_stop, num_q_heads=spec.num_q_heads, window=spec.window, device=device
+            )
+            rows.append(_row_plan(row, q0, group, spec, table, routes[-1], span, block_size, scratch, device))
         q0 = q1
-    if not mappings:
-        return GroupPlan(None, tuple(rows))
-    everything = len(mappings) == len(rows)
-    return GroupPlan(_block_writes(mappings, None if everything else tokens, device), tuple(rows))
+    together = plan_side_by_side(singles, group, spec, scratch, device, alone=not rows) if singles else ()
+    everything = len(mappings) == len(routes)
+    writes = _block_writes(mappings, None if everything else tokens, device) if mappings else None
+    return GroupPlan(q0, writes, tuple(rows), together, tuple(routes))
+
+
+def _route(row: StepRow, spec: LayerSpec) -> Route:
+    if row.storage is not StorageKind.DENSE:
+        return Route.GATHER
+    return Route.DENSE if spec.window is None else Route.RING
+
+
+def _row_plan(
+    row: StepRow,
+    q0: int,
+    group: int,
+    spec: LayerSpec,
+    table: BlockTable,
+    route: Route,
+    span: AttentionSpan,
+    block_size: int,
+    scratch: Scratch,
+    device: torch.device,
+) -> RowPlan:
+    if route is Route.GATHER:
+        return gather_plan(row, q0, group, table, span, scratch, device)
+    q1, views = q0 + row.num_tokens, scratch.views(span, span.lo)
+    if route is Route.DENSE:
+        base = int(table.blocks_before(group, 1)[0]) * block_size
+        return RowPlan(q0, q1, route, span, views, row.start, span.lo, base=base)
+    assert spec.window is not None
+    return RowPlan(q0, q1, route, span, views, row.start, span.lo, ring=ring_plan(row, spec.window, q0, device))
 
 
 def _block_writes(

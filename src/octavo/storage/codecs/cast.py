@@ -29,6 +29,9 @@ class CastRows:
         blocks = self.data.view(-1, block_size, num_heads, dim).index_select(0, block_ids)
         out.copy_(blocks.view(-1, num_heads, dim)[: out.shape[1]].transpose(0, 1))
 
+    def read_rows(self, rows: Tensor, out: Tensor) -> None:
+        out.copy_(self.data.index_select(0, rows).transpose(0, 1))
+
     def planes(self) -> dict[str, Tensor]:
         return {"values": self.data}
 

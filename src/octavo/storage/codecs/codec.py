@@ -32,6 +32,10 @@ class RowStore(Protocol):
         """
         ...
 
+    def read_rows(self, rows: Tensor, out: Tensor) -> None:
+        """Decode rows [S] int64, in the order given, into out [H, S, D] float32."""
+        ...
+
     def planes(self) -> dict[str, Tensor]:
         """The encoded rows by name, each [num_rows, num_heads, width]: row r of every plane is all of row r."""
         ...

@@ -83,6 +83,9 @@ class PlaneRows:
             rows[name] = blocks.view(-1, num_heads, width)[: out.shape[1]]
         self._decode(rows, out)
 
+    def read_rows(self, rows: Tensor, out: Tensor) -> None:
+        self._decode({name: plane.index_select(0, rows) for name, plane in self._planes.items()}, out)
+
     def _decode(self, rows: Mapping[str, Tensor], out: Tensor) -> None:
         out.copy_(self._codec.decode(rows, self._dim).transpose(0, 1))
 
