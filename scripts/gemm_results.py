@@ -36,8 +36,9 @@ def tables(result: Mapping[str, Any]) -> Iterator[str]:
     served = [cell for cell in cells if "bf16" in cell["ours_us"]]
     ratios = [ratio_of(cell) for cell in served]
     slower = [f"{cell['shape']} {cell['rows']} {ratio_of(cell):.2f}" for cell in served if ratio_of(cell) < 1]
-    yield f"Ours serves bfloat16 in {len(served)} of {len(cells)} cells, {min(ratios):.2f} to {max(ratios):.2f} of torch's"
-    yield f"speed; slower in {len(slower)}{': ' + ', '.join(slower) if slower else ''}."
+    others = f": {', '.join(slower)}" if slower else ""
+    yield f"Ours serves bfloat16 in {len(served)} of {len(cells)} cells, at {min(ratios):.2f} to {max(ratios):.2f} times"
+    yield f"torch's speed; slower in {len(slower)}{others}."
 
 
 def ratio_of(cell: Mapping[str, Any]) -> float:

@@ -21,5 +21,5 @@ def test_a_weight_has_a_table_and_cells_that_torch_serves_stay_empty():
     assert lines[4] == "| 1 | 8.0 (7.0 to 9.0) | 5.0 (4.0 to 6.0) | 6.0 (5.0 to 7.0) |  |  |  |  | 1.60 |"
     assert lines[5] == "| 2 | 6.0 (5.0 to 7.0) |  |  |  |  | 9.0 (8.0 to 10.0) |  |  |"
     assert " ".join(lines[-2:]) == (
-        "Ours serves bfloat16 in 2 of 3 cells, 0.75 to 1.60 of torch's speed; slower in 1: a model qkv 4 0.75."
+        "Ours serves bfloat16 in 2 of 3 cells, at 0.75 to 1.60 times torch's speed; slower in 1: a model qkv 4 0.75."
     )
