@@ -37,8 +37,8 @@ def tables(result: Mapping[str, Any]) -> Iterator[str]:
     ratios = [ratio_of(cell) for cell in served]
     slower = [f"{cell['shape']} {cell['rows']} {ratio_of(cell):.2f}" for cell in served if ratio_of(cell) < 1]
     others = f": {', '.join(slower)}" if slower else ""
-    yield f"Ours serves bfloat16 in {len(served)} of {len(cells)} cells, at {min(ratios):.2f} to {max(ratios):.2f} times"
-    yield f"torch's speed; slower in {len(slower)}{others}."
+    yield f"Ours serves bfloat16 in {len(served)} of {len(cells)} cells, at {min(ratios):.2f} to {max(ratios):.2f}"
+    yield f"times torch's speed; slower in {len(slower)}{others}."
 
 
 def ratio_of(cell: Mapping[str, Any]) -> float:
