@@ -74,6 +74,8 @@ class StepLayout:
 
         What `lay_out` would give too where nobody else has a share, and sooner.
         """
+        if self._pool.has_windows and self._fills_windows(before):
+            return None
         going_on = [
             (i, running, row.stop)
             for i, (running, row) in enumerate(zip(self.still_running(before), before.batch.rows, strict=True))
@@ -137,6 +139,11 @@ class StepLayout:
             if most is not None and name in out and out[name].num_tokens + share.num_tokens > most:
                 return False
         return not (self._slots.has_rings and any(row.storage is StorageKind.DENSE for row in before.batch.rows))
+
+    def _fills_windows(self, step: ScheduledStep) -> bool:
+        """Whether some row is as long as an append may be, so that its window has no block for a token after it yet."""
+        most = self._pool.max_append_tokens
+        return most is not None and any(row.num_tokens >= most for row in step.batch.rows)
 
     def _room_for(self, going_on: Sequence[tuple[int, RunningRequest, int]]) -> bool:
         """Whether all may take the blocks for one token after `stop`."""
