@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+import pytest
 from asgi_calls import call, fake_app, get
 from fake_engine import STATS, FakeEngine
 from prometheus_client.parser import text_string_to_metric_families
 
+from octavo.engine.serving import EngineState
 from octavo.engine.stats import RouteCount
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
@@ -62,6 +64,21 @@ def test_a_loading_engine_has_a_page_without_counts() -> None:
     found = samples(get(fake_app(FakeEngine(state="loading")), "/metrics").body.decode())
     assert found["octavo_engine_state{state=loading}"] == 1
     assert "octavo_queue_requests" not in found
+
+
+@pytest.mark.parametrize(
+    ("state", "outcome"), [("loading", "not_ready"), ("stopped", "shutting_down"), ("failed", "engine_died")]
+)
+def test_probes_of_a_server_that_is_not_ready_are_not_counted_as_overload(state: EngineState, outcome: str) -> None:
+    app = fake_app(FakeEngine(state=state))
+    for path in ("/health", "/ready", "/ready"):
+        assert get(app, path).status == 503
+    found = samples(get(app, "/metrics").body.decode())
+    counted = {name: value for name, value in found.items() if name.startswith("octavo_requests_total")}
+    assert counted == {
+        f"octavo_requests_total{{endpoint=/health,outcome={outcome}}}": 1,
+        f"octavo_requests_total{{endpoint=/ready,outcome={outcome}}}": 2,
+    }
 
 
 def test_requests_are_counted_by_route_and_outcome_and_unknown_paths_make_no_series() -> None:

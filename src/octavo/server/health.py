@@ -12,6 +12,7 @@ from pydantic import BaseModel
 import octavo
 from octavo.engine.serving import EngineState
 from octavo.server.errors import HttpError
+from octavo.server.sent_response import note_outcome
 from octavo.server.state import state_of
 
 router = APIRouter()
@@ -31,6 +32,13 @@ class Version(BaseModel):
     version: str = octavo.__version__
 
 
+# What metrics and log call a 503: the word for any other request that is sent away then, and never that of a full queue.
+_OUTCOMES: dict[EngineState, str] = {
+    "loading": "not_ready",
+    "draining": "shutting_down",
+    "stopped": "shutting_down",
+    "failed": "engine_died",
+}
 _UNAVAILABLE: dict[int | str, dict[str, object]] = {503: {"model": Health, "description": "Not now."}}
 
 
@@ -73,4 +81,5 @@ def _health(request: Request, response: Response, good: tuple[EngineState, ...])
     response.headers["cache-control"] = "no-store"
     if status.state not in good:
         response.status_code = 503
+        note_outcome(request.scope, _OUTCOMES[status.state])
     return Health(status=status.state, reason=status.reason)
