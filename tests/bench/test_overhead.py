@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import pytest
 
+from octavo.bench import overhead
 from octavo.bench.child_process import ChildProcess, children_of, cpu_seconds
 from octavo.bench.overhead import Load, OverheadProtocol, OverheadRound, OverheadRun
 from octavo.bench.overhead_report import overhead_lines
@@ -65,7 +68,8 @@ def test_the_table_holds_the_medians_against_the_goals(changes, missed):
 def test_json_has_rounds_and_figures_even_when_it_ended_early():
     run = OverheadRun(OverheadProtocol(rounds=3), rounds=[round_()])
     found = json.loads(json.dumps(run.as_object()))
-    assert not found["complete"]
+    assert not found["complete"] and found["problem"]
+    assert next(overhead_lines(run)).startswith("INCOMPLETE: ")
     assert found["figures"]["first_token_added_s"]["median"] == pytest.approx(0.004)
     assert OverheadRun(OverheadProtocol()).as_object()["figures"] == {}
 
@@ -89,7 +93,7 @@ def test_a_small_run_measures_both_sides_and_a_viewer_with_the_same_tokens(octav
     done = octavo("bench", "overhead", *sizes, *(["--viewer"] if viewer else []), "--rounds", 2, "--json")
     assert done.status == 0, done.err
     found = json.loads(done.out)
-    assert found["complete"] and len(found["rounds"]) == 2
+    assert found["complete"] and found["problem"] is None and len(found["rounds"]) == 2
     for each in found["rounds"]:
         assert each["served"]["output_tokens"] == 2 * 6
         assert each["many"]["output_tokens"] == 3 * 6
@@ -98,6 +102,47 @@ def test_a_small_run_measures_both_sides_and_a_viewer_with_the_same_tokens(octav
     assert ({"viewer_share", "viewer_cpu_share"} <= set(found["figures"])) == viewer
     assert done.err == "octavo: round 1 of 2\noctavo: round 2 of 2\n"
     assert children_of(os.getpid()) == []
+
+
+class NoProcess(AbstractContextManager[None]):
+    def __init__(self, *arguments: str) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def read(self) -> dict[str, str]:
+        return {"url": "http://127.0.0.1:9"}
+
+
+@needs_proc
+@pytest.mark.parametrize(
+    ("error", "raised", "problem"),
+    [
+        (EngineFault("it ended"), EngineFault, "round 2 of 3: it ended"),
+        (asyncio.CancelledError(), asyncio.CancelledError, "round 2 of 3: interrupted"),
+    ],
+    ids=["fault", "interrupt"],
+)
+def test_what_ends_it_is_told_with_its_round_and_the_rounds_before_are_kept(
+    error: BaseException, raised: type[BaseException], problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Pair(overhead._Pair):
+        async def until_ready(self) -> None:
+            pass
+
+        async def round(self, number: int) -> OverheadRound:
+            if number == 1:
+                raise error
+            return round_()
+
+    monkeypatch.setattr(overhead, "ChildProcess", NoProcess)
+    monkeypatch.setattr(overhead, "_Pair", Pair)
+    run = OverheadRun(OverheadProtocol(rounds=3))
+    with pytest.raises(raised):
+        asyncio.run(overhead.bench_overhead(run))
+    found = run.as_object()
+    assert (len(found["rounds"]), found["complete"], found["problem"]) == (1, False, problem)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -40,7 +41,7 @@ class Outcome:
             self.problem = None
             return
         said = " ".join(f"{error}".split()) or kind.__name__
-        if issubclass(kind, KeyboardInterrupt | SystemExit):
+        if issubclass(kind, KeyboardInterrupt | SystemExit | CancelledError):  # as an interrupt reaches a coroutine
             said = "interrupted"
         self.problem = f"{self.where}: {said}" if self.where else said
         if self.where and isinstance(error, OctavoError):

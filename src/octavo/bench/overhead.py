@@ -20,6 +20,7 @@ from octavo.bench.load_connection import Address
 from octavo.bench.load_endpoint import Endpoint, EndpointControl
 from octavo.bench.load_mix import Mix, make_requests, plan_cell
 from octavo.bench.load_prompts import TokenIdPrompts
+from octavo.bench.outcome import Outcome
 from octavo.bench.percentiles import Spread
 from octavo.bench.stamp import environment_stamp
 from octavo.bench.viewer import watching
@@ -129,6 +130,7 @@ class OverheadRun:
     protocol: OverheadProtocol
     environment: dict[str, object] = field(default_factory=environment_stamp)
     rounds: list[OverheadRound] = field(default_factory=list)
+    outcome: Outcome = field(default_factory=Outcome)
 
     def spread(self, of: Callable[[OverheadRound], float]) -> Spread:
         return Spread.of([of(each) for each in self.rounds])
@@ -151,7 +153,7 @@ class OverheadRun:
         figures = {name: asdict(self.spread(of)) for name, of in told.items()} if self.rounds else {}
         return {
             "bench": "overhead",
-            "complete": len(self.rounds) == self.protocol.rounds,
+            **self.outcome.as_object(),
             "environment": self.environment,
             "protocol": asdict(self.protocol),
             "figures": figures,
@@ -178,21 +180,26 @@ VIEWER_FIGURES: dict[str, Callable[[OverheadRound], float]] = {
 
 
 async def bench_overhead(run: OverheadRun, on_round: Callable[[int], None] = lambda round_: None) -> None:
-    """Fill `run`. Raises `InvalidRequest` where it cannot be measured, `EngineFault` if a process or request fails."""
-    check_proc()
+    """Fill `run`. Raises `InvalidRequest` where it cannot be measured, `EngineFault` that says in which round if a
+    process or request fails; `run` keeps the rounds before.
+    """
     protocol = run.protocol
-    protocol.check()
-    settings = json.dumps(protocol.mock_settings())
-    with ChildProcess(CHILD, "engine", settings) as engine, ChildProcess(CHILD, "server", settings) as server:
-        engine.read()
-        address = Address.of(server.read()["url"])
-        async with EndpointControl(address) as control:
-            pair = _Pair(protocol, engine, server, control)
-            await pair.until_ready()
-            await pair.round(-1)  # warm-up
-            for round_ in range(protocol.rounds):
-                on_round(round_)
-                run.rounds.append(await pair.round(round_))
+    with run.outcome as outcome:
+        check_proc()
+        protocol.check()
+        settings = json.dumps(protocol.mock_settings())
+        with ChildProcess(CHILD, "engine", settings) as engine, ChildProcess(CHILD, "server", settings) as server:
+            engine.read()
+            address = Address.of(server.read()["url"])
+            async with EndpointControl(address) as control:
+                pair = _Pair(protocol, engine, server, control)
+                await pair.until_ready()
+                outcome.where = "warm-up"
+                await pair.round(-1)
+                for round_ in range(protocol.rounds):
+                    on_round(round_)
+                    outcome.where = f"round {round_ + 1} of {protocol.rounds}"
+                    run.rounds.append(await pair.round(round_))
 
 
 @dataclass(frozen=True, slots=True)

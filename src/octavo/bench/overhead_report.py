@@ -24,6 +24,7 @@ def overhead_lines(run: OverheadRun) -> Iterator[str]:
     spreads = {name: run.spread(of) for name, of in FIGURES.items()}
     lost, added = spreads["lost_share"], spreads["first_token_added_s"]
     per_core = spreads["tokens_per_web_cpu_s"]
+    yield from run.outcome.lines()
     yield machine_line(run.environment)
     yield (
         f"mock model, {protocol.step_ms:g} ms a step; prompts of {protocol.prompt_tokens}, answers of "

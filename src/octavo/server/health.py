@@ -32,7 +32,7 @@ class Version(BaseModel):
     version: str = octavo.__version__
 
 
-# What metrics and log call a 503: the word for any other request that is sent away then, and never that of a full queue.
+# What metrics and log call a 503: the word for any other request that is sent away then, not that for a full queue.
 _OUTCOMES: dict[EngineState, str] = {
     "loading": "not_ready",
     "draining": "shutting_down",
