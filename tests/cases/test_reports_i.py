@@ -1,4 +1,4 @@
-"""Reports of kind i, kernels, replayed on a CPU and under Triton's interpreter: far offsets, empty parts, many rows."""
+"""Reports of kind i, kernels, replayed: far offsets, empty parts, many rows. On a GPU Triton runs its kernels there."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from tests.engine.sampler_cases import row, sample
 from tests.layers.test_linear_routes import shard_of
 
 CPU = torch.device("cpu")
+KERNELS = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # where Triton's kernels run or are interpreted
 COUNTS = [65_534, 65_535, 65_536, 262_145]
 many_rows = pytest.mark.parametrize("count", COUNTS)
 
@@ -91,14 +92,16 @@ def test_r050_the_fused_decode_reads_blocks_beyond_two_to_the_31_elements(codec)
     pytest.importorskip("triton", reason="triton is not installed")
     from tests.kernels.triton.decode_cases import DecodeCase
 
-    case = DecodeCase([150, 33], hq=4, hkv=1, dim=WIDTH, block_size=BLOCK, k_codec=codec, v_codec=codec)
+    case = DecodeCase(
+        [150, 33], hq=4, hkv=1, dim=WIDTH, block_size=BLOCK, k_codec=codec, v_codec=codec, device=str(KERNELS)
+    )
     low = case.run(chunk=64)
     assert (low.double() - case.expected()).abs().max() < 5e-4
     used = len(next(iter(case.store[0].planes().values())))
     far = FAR + 1 if codec != "q4_0" else 2 * FAR + 1  # a byte holds two codes
     moved = []
     for old in case.store:
-        new = CODECS[codec].allocate(far * BLOCK + used, 1, WIDTH, CPU)
+        new = CODECS[codec].allocate(far * BLOCK + used, 1, WIDTH, KERNELS)
         for name, plane in old.planes().items():
             new.planes()[name][far * BLOCK :] = plane
         moved.append(new)
@@ -115,13 +118,14 @@ def merged(parts, lse, merges, sinks=None):
     pytest.importorskip("triton", reason="triton is not installed")
     from octavo.kernels.triton.decode_merge import decode_merge
 
-    out = torch.full((len(merges), 2, 4), 7.0)
-    table = torch.tensor(merges, dtype=torch.int32).flatten()
+    out = torch.full((len(merges), 2, 4), 7.0, device=KERNELS)
+    table = torch.tensor(merges, dtype=torch.int32, device=KERNELS).flatten()
+    sink_logits = (lse if sinks is None else sinks).to(KERNELS)
     decode_merge[(len(merges), 2, 1)](
-        out, parts.flatten(), lse.flatten(), table, lse if sinks is None else sinks, HQ=2, QUERIES=1, DV=4,
+        out, parts.flatten().to(KERNELS), lse.flatten().to(KERNELS), table, sink_logits, HQ=2, QUERIES=1, DV=4,
         BLOCK_D=16, BLOCK_S=32, HAS_SINKS=sinks is not None, DEPENDENT=False,
     )  # fmt: skip
-    return out
+    return out.cpu()
 
 
 @pytest.mark.parametrize("sinks", [None, (0.5, -1.0)], ids=["plain", "sinks"])
@@ -147,7 +151,7 @@ def test_r051_sequences_of_no_tokens_and_windows_that_hide_whole_parts_touch_no_
     from tests.kernels.triton.decode_cases import DecodeCase
 
     # With a window of 3 the last query rows see nothing of the first part, and the first ones nothing of the second.
-    case = DecodeCase([68, 0, 200, 9], queries=[8, 1, 2, 1], hq=2, hkv=1, window=3)
+    case = DecodeCase([68, 0, 200, 9], queries=[8, 1, 2, 1], hq=2, hkv=1, window=3, device=str(KERNELS))
     out = case.run(chunk=64)
     assert case.work.num_slots == 2
     assert (out.double() - case.expected()).abs().max() < 5e-4
@@ -222,7 +226,7 @@ def test_r053_a_decode_of_more_parts_than_a_launch_may_have_takes_several(monkey
     from tests.kernels.triton.decode_cases import DecodeCase
 
     assert paged_decode._MOST_ITEMS < 2**16
-    case = DecodeCase([190, 5, 0, 64], hq=4, hkv=2)
+    case = DecodeCase([190, 5, 0, 64], hq=4, hkv=2, device=str(KERNELS))
     at_once = case.run(chunk=64)
     assert len(case.work.items) > 5
     for most in (3, len(case.work.items) - 1):
