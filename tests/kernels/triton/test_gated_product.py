@@ -29,13 +29,14 @@ def draw(*shape, seed):
 
 
 @pytest.mark.parametrize("gelu", [False, True])
+@pytest.mark.parametrize("tile", [TILE, GatedTile(4, 16, 1, ahead=3)], ids=str)
 @pytest.mark.parametrize(("rows", "n", "k"), [(1, 24, 64), (2, 21, 80), (3, 8, 31), (1, 1, 1)])
-def test_two_products_and_their_gate_are_rounded_as_on_their_own(rows, n, k, gelu):
+def test_two_products_and_their_gate_are_rounded_as_on_their_own(rows, n, k, tile, gelu):
     x, weight = draw(rows, k, seed=1), (draw(2 * n, k, seed=2) / k**0.5).half()
     products = (x.half().double() @ weight.double().t()).half().double()
     gate, up = products.chunk(2, dim=-1)
     expected = (F.gelu(gate, approximate="tanh") if gelu else F.silu(gate)) * up
-    found = multiply_gated(x, weight, gelu, TILE)
+    found = multiply_gated(x, weight, gelu, tile)
     assert (found.shape, found.dtype) == ((rows, n), torch.float16)
     # A sum that lies between two float16 may be rounded either way.
     allowed = 2e-3 * expected.abs().max() + 1e-4

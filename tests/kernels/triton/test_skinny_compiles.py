@@ -41,6 +41,7 @@ from octavo.kernels.triton.skinny_dense import skinny_reduce
 kinds = {name: "*bf16" for name in ("x_ptr", "w_ptr", "weighted_ptr")} | {"eps": "fp32", "arrived_ptr": "*i32"}
 kinds |= {name: "*fp32" for name in ("partial_ptr", "norm_ptr", "squares_ptr")}
 tile = {"BLOCK_M": 1, "BLOCK_N": 8, "BLOCK_K": 256, "EVEN": True, "DEPENDENT": True, "SPLITS": 1, "GELU": False}
+tile |= {"TILES": 3, "AHEAD": 2, "LETS_IN": True}
 for kernel in (skinny_reduce, gated_sums):
     names = kernel.arg_names
     for leaves, parts in ((False, 0), (True, 0), (False, 512)):

@@ -17,7 +17,8 @@ GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
 DENSE = {
     "reduce": SkinnyTile("reduce", 4, 8, 128, 2),
-    "reduce-split": SkinnyTile("reduce", 4, 8, 64, 2, splits=3),
+    "reduce-ahead": SkinnyTile("reduce", 4, 8, 32, 2, 3, lets_in=False),
+    "reduce-split": SkinnyTile("reduce", 4, 8, 64, 2, 2, splits=3),
     "dot": SkinnyTile("dot", 16, 16, 64, 4, 2),
     "dot-split": SkinnyTile("dot", 16, 32, 32, 4, 2, splits=2),
     "swapped": SkinnyTile("swapped", 8, 64, 64, 4, 2),
@@ -91,10 +92,11 @@ def test_a_product_may_be_added_to_what_is_there(tile):
     assert error(total.double(), expected) < 1e-5
 
 
+@pytest.mark.parametrize("name", ["reduce", "reduce-ahead"])
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize(("n", "k"), [(37, 100), (64, 24)])
-def test_a_sum_that_is_left_half_normed_is_multiplied_as_its_norm(rows, n, k):
-    tile, scratch = DENSE["reduce"], SkinnyScratch(DEVICE)
+def test_a_sum_that_is_left_half_normed_is_multiplied_as_its_norm(rows, n, k, name):
+    tile, scratch = DENSE[name], SkinnyScratch(DEVICE)
     x, first = operands(rows, n, k, torch.float16)
     total, second = operands(rows, 20, n, torch.float16, seed=1)
     norm = torch.rand(n, generator=torch.Generator().manual_seed(6)).to(DEVICE) + 0.5
@@ -112,7 +114,7 @@ def test_a_sum_that_is_left_half_normed_is_multiplied_as_its_norm(rows, n, k):
 
 
 def test_only_programs_that_see_whole_rows_leave_or_take_half_a_norm():
-    assert [name for name, tile in DENSE.items() if tile.whole_rows] == ["reduce"]
+    assert [name for name, tile in DENSE.items() if tile.whole_rows] == ["reduce", "reduce-ahead"]
     x, weight = operands(1, 8, 32, torch.float16)
     half = DENSE["dot"].half_normed(x, torch.float16, 1e-5)
     with pytest.raises(AssertionError, match="no norms"):

@@ -12,6 +12,21 @@ from octavo.kernels.triton.half_norm import leave_half_normed, load_squares, roo
 from octavo.kernels.triton.skinny_finish import finish
 
 
+@triton.jit
+def columns(ptrs, inside, EVEN: tl.constexpr):
+    """A tile of a weight, [N, K], which nothing reads a second time."""
+    if EVEN:
+        return tl.load(ptrs, eviction_policy="evict_first")
+    return tl.load(ptrs, mask=inside[None, :], other=0.0)
+
+
+@triton.jit
+def summed(w, x):
+    """w [N, K] · x [K] in float32, added up within eight columns, which one lane has: [N, K / 8]."""
+    product = w.to(tl.float32) * x.to(w.dtype).to(tl.float32)[None, :]
+    return tl.sum(tl.reshape(product, [product.shape[0], product.shape[1] // 8, 8]), 2)
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def skinny_reduce(
     x_ptr,
@@ -34,31 +49,34 @@ def skinny_reduce(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SPLITS: tl.constexpr,
+    TILES: tl.constexpr,
+    AHEAD: tl.constexpr,
     EVEN: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    LETS_IN: tl.constexpr,
     ADD: tl.constexpr,
     LEAVES: tl.constexpr,
     PARTS: tl.constexpr,
 ):
     """y [M, N] = x [M, K] · w [N, K]ᵀ for at most BLOCK_M rows, without matrix units. Grid (tiles of N, SPLITS).
 
-    The weight goes from memory to registers, one tile ahead of the sums; with dependent launches its first tile is
-    under way before the kernel in front has written x. ADD: the product is added to y, float32. LEAVES: the sum is
-    left half normed, too. PARTS (at least `parts`, a power of two, or 0): x is half normed. See `half_norm.py`; neither
-    goes with SPLITS.
+    A program has TILES of the weight, which go from memory to registers, AHEAD of them before their turn to be summed;
+    with dependent launches the first of these are under way before the kernel in front has written x. If it LETS_IN
+    others, the next kernel may begin while this one computes. ADD: the product is added to y, float32. LEAVES: the sum
+    is left half normed, too. PARTS (at least `parts`, a power of two, or 0): x is half normed. See `half_norm.py`;
+    neither goes with SPLITS.
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     begin = tl.program_id(1) * split_columns
     end = tl.minimum(begin + split_columns, K)
     cols = begin + tl.arange(0, BLOCK_K)
-    if DEPENDENT:
+    if DEPENDENT and LETS_IN:
         tl.extra.cuda.gdc_launch_dependents()
     # The last tile reads the last rows once more instead of none.
     w_ptrs = w_ptr + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K + cols[None, :]
-    if EVEN:
-        w = tl.load(w_ptrs, eviction_policy="evict_first")
-    else:
-        w = tl.load(w_ptrs, mask=(cols < end)[None, :], other=0.0)
+    w = ()
+    for i in tl.static_range(AHEAD):
+        w = w + (columns(w_ptrs + i * BLOCK_K, cols + i * BLOCK_K < end, EVEN),)
     if LEAVES:
         norm = tl.load(norm_ptr + n, mask=n < N, other=0.0)
     if DEPENDENT:
@@ -71,24 +89,24 @@ def skinny_reduce(
         before = tl.load(y_ptrs, mask=real, other=0.0)
     squares = ()
     acc = ()
+    x = ()
     for row in tl.static_range(BLOCK_M):
-        acc = acc + (tl.zeros([BLOCK_N, BLOCK_K], tl.float32),)
+        acc = acc + (tl.zeros([BLOCK_N, BLOCK_K // 8], tl.float32),)
         if PARTS:
             squares = squares + (load_squares(squares_ptr, row, num_rows, parts, PARTS),)
-    for at in range(begin, end, BLOCK_K):
-        w_ptrs += BLOCK_K
-        if EVEN:
-            w_next = tl.load(w_ptrs, mask=at + BLOCK_K < end, other=0.0, eviction_policy="evict_first")
-        else:
-            w_next = tl.load(w_ptrs, mask=(cols + BLOCK_K < end)[None, :], other=0.0)
-        summed = ()
+    # All of x at once, where that is little: every program has it to wait for.
+    NEAR: tl.constexpr = TILES if TILES * BLOCK_M <= 16 else AHEAD
+    for i in tl.static_range(NEAR):
+        x = x + some_columns(x_ptr, x_stride, num_rows, cols + i * BLOCK_K, end, BLOCK_M)
+    for i in tl.static_range(TILES):
+        if i + AHEAD < TILES:
+            w = w + (columns(w_ptrs + (i + AHEAD) * BLOCK_K, cols + (i + AHEAD) * BLOCK_K < end, EVEN),)
+        if i + NEAR < TILES:
+            x = x + some_columns(x_ptr, x_stride, num_rows, cols + (i + NEAR) * BLOCK_K, end, BLOCK_M)
+        more = ()
         for row in tl.static_range(BLOCK_M):
-            x = tl.load(x_ptr + row * x_stride + cols, mask=(cols < end) & (row < num_rows), other=0.0)
-            x = x.to(w.dtype).to(tl.float32)
-            summed = summed + (acc[row] + w.to(tl.float32) * x[None, :],)
-        acc = summed
-        w = w_next
-        cols += BLOCK_K
+            more = more + (acc[row] + summed(w[i], x[i * BLOCK_M + row]),)
+        acc = more
     y = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for row in tl.static_range(BLOCK_M):
         total = tl.sum(acc[row], 1)
@@ -103,6 +121,15 @@ def skinny_reduce(
         leave_half_normed(y, norm, m, n, real, num_rows, N, weighted_ptr, squares_ptr, tile, left)
     else:
         finish(y, m, n, y_ptr, partial_ptr, arrived_ptr, tile, split, num_rows, N, y_stride, SPLITS, ADD)
+
+
+@triton.jit
+def some_columns(x_ptr, x_stride, num_rows, cols, end, ROWS: tl.constexpr):
+    """Columns [K] of each of ROWS rows, zeros for those that there are not."""
+    x = ()
+    for row in tl.static_range(ROWS):
+        x = x + (tl.load(x_ptr + row * x_stride + cols, mask=(cols < end) & (row < num_rows), other=0.0),)
+    return x
 
 
 @triton.jit(do_not_specialize=["num_rows"])

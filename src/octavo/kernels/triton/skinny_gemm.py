@@ -25,12 +25,14 @@ _PORTABLE_SHARED_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class SkinnyTile:
-    """`reduce` sums without matrix units; `dot` and `swapped` use them, with x or the weight as left operand.
+    """`reduce` sums without matrix units, `num_stages` tiles of the weight ahead of the sums; `dot` and `swapped` use
+    them, with x or the weight as left operand.
 
     A program takes `block_n` rows of the weight, `block_k` columns at a time; columns are cut into `splits`, or, with
     the same bits, into `folds` that a program adds up itself. Either have a multiple of `unit` columns, if that is
     given. `early` is `swapped` of a split's columns all at once, loaded before x is there. Codes are never multiplied
-    by `dot` or `early`, and by `swapped` 512 bits of each row at a time.
+    by `dot` or `early`, and by `swapped` 512 bits of each row at a time. A `reduce` that `lets_in` others leaves the
+    next kernel to begin while it computes itself.
     """
 
     form: str
@@ -42,6 +44,7 @@ class SkinnyTile:
     splits: int = 1
     folds: int = 1
     unit: int = 0
+    lets_in: bool = True
 
     @property
     def whole_rows(self) -> bool:
@@ -139,6 +142,7 @@ def multiply(
     )
     if tile.form == "reduce":
         assert num_rows <= tile.block_m, f"{num_rows} rows for a tile of {tile.block_m}"
+        tiles_k = -(-split_columns // tile.block_k)
         skinny_reduce[(tiles_n, tile.splits)](
             *arguments,
             scratch.partial if leaves is None else leaves[0],
@@ -150,8 +154,11 @@ def multiply(
             BLOCK_N=tile.block_n,
             BLOCK_K=tile.block_k,
             SPLITS=tile.splits,
+            TILES=tiles_k,
+            AHEAD=min(tile.num_stages, tiles_k),
             EVEN=even,
             DEPENDENT=dependent,
+            LETS_IN=tile.lets_in,
             ADD=add,
             LEAVES=leaves is not None,
             PARTS=0 if taken is None else triton.next_power_of_2(taken.parts),

@@ -20,8 +20,10 @@ Shape = tuple[int, int]  # N, K
 Tiles = tuple[SkinnyTile | None, ...]  # one for each of ROWS
 
 
-def _sums(rows: int, n: int, k: int, warps: int, splits: int = 1) -> SkinnyTile:
-    return SkinnyTile("reduce", rows, n, k, warps, splits=splits)
+def _sums(
+    rows: int, n: int, k: int, warps: int, splits: int = 1, *, ahead: int = 1, lets_in: bool = True
+) -> SkinnyTile:
+    return SkinnyTile("reduce", rows, n, k, warps, ahead, splits, lets_in=lets_in)
 
 
 def _dot(rows: int, n: int, k: int, stages: int, splits: int = 1) -> SkinnyTile:
@@ -39,7 +41,7 @@ def _codes(rows: int, n: int, warps: int, stages: int, splits: int = 1) -> Skinn
 # 1, 2, 4, 8, 16, 32 and 64 rows.
 _DENSE: Mapping[Shape, Tiles] = {
     (2048, 2048): (
-        _sums(1, 8, 1024, 8),
+        _sums(1, 4, 1024, 4, ahead=2),
         _sums(2, 4, 1024, 4),
         _sums(4, 2, 512, 2),
         _dot(16, 32, 128, 5, 8),
@@ -48,7 +50,7 @@ _DENSE: Mapping[Shape, Tiles] = {
         _dot(64, 32, 128, 5, 2),
     ),
     (4096, 2048): (
-        _sums(1, 4, 512, 4),
+        _sums(1, 4, 1024, 4, lets_in=False),
         _sums(2, 4, 512, 2),
         _swapped(8, 128, 128, 5, 4),
         _swapped(16, 64, 256, 5, 2),
@@ -64,14 +66,14 @@ _DENSE: Mapping[Shape, Tiles] = {
         None,
     ),
     (2048, 6144): (
-        _sums(1, 4, 1024, 8),
+        _sums(1, 4, 1024, 8, ahead=2),
         _sums(2, 4, 1024, 4),
         *[_swapped(16, 64, 256, 3, 4)] * 3,
         _swapped(32, 64, 256, 3, 4),
         _swapped(64, 64, 128, 4, 4),
     ),
     (151936, 2048): (
-        _sums(1, 2, 1024, 2),
+        _sums(1, 4, 512, 2, ahead=2),
         _swapped(8, 128, 256, 3),
         _swapped(8, 128, 128, 3),
         *[_swapped(16, 64, 128, 3)] * 2,
@@ -80,7 +82,7 @@ _DENSE: Mapping[Shape, Tiles] = {
     ),
     (6144, 4096): (_sums(1, 4, 512, 1), _sums(2, 4, 256, 2), None, None, None, None, _swapped(64, 64, 128, 4)),
     (4096, 4096): (
-        _sums(1, 8, 1024, 4),
+        _sums(1, 4, 2048, 8),
         *[_swapped(16, 64, 128, 4, 4)] * 2,
         _swapped(16, 128, 128, 4, 4),
         _swapped(16, 64, 128, 4, 4),
@@ -89,7 +91,7 @@ _DENSE: Mapping[Shape, Tiles] = {
     ),
     (28672, 4096): (_sums(1, 8, 256, 2), None, None, None, None, None, _swapped(64, 128, 128, 4)),
     (4096, 14336): (
-        _sums(1, 8, 1024, 4),
+        _sums(1, 8, 1024, 8),
         _sums(2, 2, 512, 2),
         _swapped(16, 64, 128, 4, 4),
         _swapped(16, 128, 128, 4, 4),
