@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from contextlib import AbstractContextManager
@@ -13,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from octavo.bench import overhead
-from octavo.bench.child_process import ChildProcess, children_of, cpu_seconds
+from octavo.bench.child_process import ChildProcess, children_of, cpu_seconds, run_to_end
 from octavo.bench.overhead import Load, OverheadProtocol, OverheadRound, OverheadRun
 from octavo.bench.overhead_report import overhead_lines
 from octavo.errors import EngineFault, InvalidRequest
@@ -180,3 +181,20 @@ def test_processor_time_is_that_of_another_process_which_is_found_among_our_chil
         child.communicate(b"\n")
     with pytest.raises(OSError, match=str(child.pid)):
         cpu_seconds(child.pid)
+
+
+@needs_proc
+def test_an_interrupt_leaves_nothing_of_the_process_that_is_waited_for() -> None:
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(KeyboardInterrupt):
+            run_to_end([sys.executable, "-c", "import time; time.sleep(60)"], "")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert children_of(os.getpid()) == []
+
+
+def test_a_process_that_runs_to_its_end_is_given_the_text_and_tells_what_it_printed() -> None:
+    done = run_to_end([sys.executable, "-c", "import sys; print(input()[::-1]); sys.exit('no')"], "abc\n")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "cba\n", "no\n")

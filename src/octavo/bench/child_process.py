@@ -76,6 +76,25 @@ class ChildProcess:
         return self.read()
 
 
+def run_to_end(command: Sequence[str], given: str) -> subprocess.CompletedProcess[str]:
+    """What `command` prints when it is given this text. An interrupt ends the process, too, before it is raised on."""
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=child_environment(),
+        encoding="utf-8",
+        errors="replace",
+    ) as process:
+        try:
+            out, err = process.communicate(given)
+        finally:
+            process.kill()  # does nothing to one that has ended
+            process.wait()
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
 def check_proc() -> None:
     """Raises `InvalidRequest` where processor times of other processes cannot be read."""
     if not (_PROC / "self" / "stat").exists():

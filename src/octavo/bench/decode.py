@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -11,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from octavo.bench.child_process import run_to_end
 from octavo.bench.outcome import Outcome
 from octavo.bench.peers import Peer, PeerSpeed
 from octavo.bench.percentiles import Spread
 from octavo.bench.stamp import environment_stamp
 from octavo.engine.profile import ProfileSettings
-from octavo.environment import child_environment
 from octavo.errors import EngineFault
 
 OURS, PEER = "octavo", "llama.cpp"
@@ -159,7 +158,7 @@ def bench_decode(
 def _generate(model: Path, flags: Sequence[str], prompt: str) -> tuple[dict[str, Any], int]:
     """What `--json` printed, and the process's peak memory in bytes. Raises `EngineFault` with the child's error."""
     command = [sys.executable, "-c", _RUN, "generate", "--json", "--raw", "--ignore-eos", "-m", str(model), *flags]
-    done = subprocess.run(command, input=prompt, env=child_environment(), capture_output=True, text=True, check=False)
+    done = run_to_end(command, prompt)
     if done.returncode != 0:
         raise EngineFault(f"a measured process failed: {(done.stderr.splitlines() or ['no message'])[-1]}")
     answer, usage = done.stdout.splitlines()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.bench import peer_child
-from octavo.environment import child_environment
+from octavo.bench.child_process import run_to_end
 from octavo.errors import EngineFault, InvalidRequest
 
 _MODULES = ("llama_cpp", "xllamacpp")
@@ -104,15 +103,7 @@ def _as_named(python: Path) -> str:
 
 def _ask(python: str, task: Mapping[str, object]) -> dict[str, Any]:
     command = [python, "-c", Path(peer_child.__file__).read_text(encoding="utf-8")]
-    done = subprocess.run(
-        command,
-        input=json.dumps(task),
-        env=child_environment(),
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
+    done = run_to_end(command, json.dumps(task))
     if done.returncode != 0:
         said = done.stderr.strip().splitlines() or ["without a word"]
         raise EngineFault(f"llama.cpp ended with status {done.returncode}: {said[-1]}")
