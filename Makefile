@@ -50,7 +50,7 @@ soak: setup-dev ## Thousands of requests of all kinds to real servers over tiny 
 	.venv/bin/python -m tests.soak $(SOAK_ARGS)
 
 # They run under Triton's interpreter where there is no GPU.
-KERNEL_TESTS := tests/kernels/triton tests/layers/test_gpu_routes.py tests/cases/test_reports_i.py
+KERNEL_TESTS := tests/kernels/triton tests/layers/test_gpu_routes.py tests/layers/test_residual.py tests/cases/test_reports_i.py
 
 gpu-test: setup-dev ## Tests that need a CUDA device, and kernels' own tests on it
 	$(PYTEST) -m gpu $(PYTEST_ARGS)
