@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 SHAPES = [(9, 3, 64), (4, 1, 256), (14, 2, 64), (5, 5, 80), (12, 2, 96), (8, 8, 128)]
 
 
-def run(q, k, v, start, *, window=None, softcap=None, scale=None):
+def run(q, k, v, start, *, window=None, softcap=None, scale=None, in_chunks=True):
     """q [T, Hq, D] at `start`, k and v [S, Hkv, D] at 0, through the span machinery, unused storage full of NaN."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     stop = start + q.shape[0]
@@ -24,7 +24,7 @@ def run(q, k, v, start, *, window=None, softcap=None, scale=None):
     values[:, first:last] = v[span.lo : span.hi].transpose(0, 1)
     group = q.shape[1] // k.shape[1]
     min_rows = smallest_invariant_rows(k.shape[1], group, k.shape[2], v.shape[2], torch.get_num_threads())
-    return attend_span(q, keys, values, span, scale=scale, softcap=softcap, min_rows=min_rows)
+    return attend_span(q, keys, values, span, scale=scale, softcap=softcap, min_rows=min_rows, in_chunks=in_chunks)
 
 
 def draw(num_tokens, heads, dim, seed=0):
@@ -63,6 +63,17 @@ def test_a_row_is_bitwise_the_same_in_every_chunking(shape, window):
             stop = start + size
             part = run(q[start:stop], k[:stop], v[:stop], start, window=window)
             assert torch.equal(part, whole[start:stop]), f"chunk of {size} at {start}"
+
+
+@pytest.mark.parametrize("window", [None, 100], ids=["full", "window100"])
+@pytest.mark.parametrize(("start", "num_tokens"), [(0, 1), (255, 2), (600, 1), (511, 290)])
+def test_without_chunks_it_equals_the_definition_too(start, num_tokens, window):
+    stop = start + num_tokens
+    q, k, v = draw(num_tokens, 9, 64), draw(stop, 3, 64, 1), draw(stop, 3, 64, 2)
+    got = run(q, k, v, start, window=window, softcap=5.0, in_chunks=False)
+    expected = reference.attention(q.double(), k, v, q_start=start, scale=0.125, window=window, softcap=5.0)
+    assert relative_error(got, expected) < 2e-6
+    assert relative_error(got * 1.01, expected) > 2e-6
 
 
 def test_scores_of_hundreds_do_not_overflow():

@@ -25,17 +25,7 @@ TOKEN_BYTES = 2 * 2 * DIM * 4
 
 @pytest.fixture
 def choose(monkeypatch):
-    """choose(together) decides how the next caches attend; the memory that nobody wrote holds NaN."""
-    allocated = kv_cache.KVRows.allocate
-
-    def poisoned(spec, num_rows, *rest):
-        rows = allocated(spec, num_rows, *rest)
-        for plane in (*rows.k.planes().values(), *rows.v.planes().values()):
-            if plane.dtype.is_floating_point:
-                plane.fill_(torch.nan)
-        return rows
-
-    monkeypatch.setattr(kv_cache.KVRows, "allocate", poisoned)
+    """choose(together) decides how the next caches attend."""
 
     def decide(together):
         def attention(spec, store, block_size, device, switches, staging):
@@ -46,10 +36,21 @@ def choose(monkeypatch):
     return decide
 
 
+def poison(cache):
+    """Memory that nobody wrote holds NaN."""
+    for store in cache._layers.values():
+        for rows in (store.blocks, store.ring):
+            planes = [] if rows is None else [*rows.k.planes().values(), *rows.v.planes().values()]
+            for plane in planes:
+                if plane.dtype.is_floating_point:
+                    plane.fill_(torch.nan)
+
+
 def run(storage, codecs):
     """Outputs of every step and layer, and the cache."""
     generator = torch.Generator().manual_seed(3)
     scheduler = HandScheduler(LAYOUT, storage, max_seqs=len(LENGTHS), max_context=max(LENGTHS) + 8, codecs=codecs)
+    poison(scheduler.cache)
     scheduler.cache.set_sinks(2, torch.tensor([0.5, -3.0, 9.0, float("-inf"), 0.0, 2.0]))
     steps = random_shares(LENGTHS, 5)
     steps += [[(slot, 1) for slot in range(len(LENGTHS))]] * 3 + [[(0, 1), (1, 3), (3, 1)], [(2, 4), (1, 1)]]

@@ -107,20 +107,22 @@ def attend_span(
     softcap: float | None,
     min_rows: int,
     sinks: Tensor | None = None,
+    in_chunks: bool = True,
 ) -> Tensor:
     """Attention of q [T, Hq, Dk] over k [Hkv, span.length, Dk] and v [Hkv, span.length, Dv]; all float32.
 
     `sinks` [Hq] are learned logits that join each softmax and add no value. Rows of v outside `[lo, hi)` must be
     finite (their weight is zero); rows of k there may hold anything.
+    Without `in_chunks` a tile's keys have one softmax: fewer launches, and bits that are not a row's own.
     Returns [T, Hq, Dv] float32. Equals `reference.attention`; the sums differ only in their order.
     """
     if len(span.tiles) == 1:
-        return _attend_tile(q, k, v, span.tiles[0].hidden, scale, softcap, min_rows, sinks)
+        return _attend_tile(q, k, v, span.tiles[0].hidden, scale, softcap, min_rows, sinks, in_chunks)
     parts = []
     for tile in span.tiles:
         keys, values = k[:, tile.first_key : tile.last_key], v[:, tile.first_key : tile.last_key]
         query = q[tile.start : tile.stop]
-        parts.append(_attend_tile(query, keys, values, tile.hidden, scale, softcap, min_rows, sinks))
+        parts.append(_attend_tile(query, keys, values, tile.hidden, scale, softcap, min_rows, sinks, in_chunks))
     return torch.cat(parts)
 
 
@@ -133,6 +135,7 @@ def _attend_tile(
     softcap: float | None,
     min_rows: int,
     sinks: Tensor | None,
+    in_chunks: bool,
 ) -> Tensor:
     num_tokens, num_q_heads, k_dim = q.shape
     num_kv_heads, length, v_dim = v.shape
@@ -154,10 +157,14 @@ def _attend_tile(
         else:
             real = scores[:, :num_rows].view(num_kv_heads, num_tokens, -1, length)
             real.masked_fill_(hidden, HIDDEN)
-    if sinks is not None:
-        out = _merge_chunks(scores, v, _sinks_of_rows(sinks, num_kv_heads, num_tokens, scores.shape[1]))
+    of_rows = None if sinks is None else _sinks_of_rows(sinks, num_kv_heads, num_tokens, scores.shape[1])
+    if not in_chunks:
+        weighed = scores if of_rows is None else torch.cat((scores, of_rows), dim=-1)
+        out = torch.bmm(torch.softmax(weighed, dim=-1)[..., :length], v)
+    elif of_rows is None and length == KEY_CHUNK:
+        out = _one_chunk(scores, v)
     else:
-        out = _one_chunk(scores, v) if length == KEY_CHUNK else _merge_chunks(scores, v, None)
+        out = _merge_chunks(scores, v, of_rows)
     if num_tokens == 1:
         return out[:, :num_rows].reshape(1, num_q_heads, v_dim)
     out = out[:, :num_rows].view(num_kv_heads, num_tokens, -1, v_dim)

@@ -33,8 +33,8 @@ class EagerAttention:
         *,
         side_by_side: bool = False,
     ) -> None:
-        """`side_by_side`: single tokens of several sequences are attended to together; a row's bits are not its own
-        then.
+        """`side_by_side`: single tokens of several sequences are attended to together, and other rows by whole tiles; a
+        row's bits are not its own then.
         """
         self._spec = spec
         self._block_size = block_size
@@ -123,6 +123,7 @@ class EagerAttention:
                     softcap=self._spec.softcap,
                     min_rows=self._min_rows,
                     sinks=store.sinks,
+                    in_chunks=not self._side_by_side,
                 )
             )
         return outputs[0] if alone else torch.cat(outputs)
