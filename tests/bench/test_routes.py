@@ -16,6 +16,7 @@ from octavo.bench.routes import (
     bench_in_engine,
     bench_through_servers,
     cell_line,
+    fewer_clients,
     random_server,
     report_lines,
     served_config,
@@ -109,6 +110,37 @@ def test_servers_differ_by_the_kill_switch_and_are_asked_in_turn(monkeypatch):
     assert (run.outcome.complete, run.as_object()["problem"]) == (True, None)
     assert cell.ratio.median == 1.5
     assert "1.50" in cell_line(cell) and list(report_lines(run))[-1].endswith("| 1.50 (1.50 to 1.50) |")
+
+
+def test_a_server_has_met_every_number_of_clients_that_a_step_may_have_before_it_is_timed(monkeypatch):
+    asked = []
+
+    class Process:
+        def __init__(self, command, environment):
+            self.url = "http://localhost"
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+    class Served:
+        def __init__(self, url):
+            pass
+
+        def decode(self, load, new_tokens):
+            asked.append((len(load.lengths), new_tokens))
+            return 1.0
+
+        def routes(self):
+            return {}
+
+    monkeypatch.setattr(routes, "ServedProcess", Process)
+    monkeypatch.setattr(routes, "ServedDecode", Served)
+    bench_through_servers(run_of("server", "5x9", rounds=1), lambda config: ["serve"], lambda cell: None)
+    assert asked == [(count, 8) for count in (1, 2, 4, 5) for _ in range(4)] + [(5, 12)] * 2
+    assert [len(load.lengths) for load in fewer_clients(parse_loads("4x9")[0])] == [1, 2]
 
 
 def test_a_ratio_is_of_what_one_round_gave():

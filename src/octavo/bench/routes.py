@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
@@ -167,9 +168,21 @@ def bench_through_servers(
             def decode(name: str, new_tokens: int, load: DecodeLoad = load) -> float:
                 return servers[name].decode(load, new_tokens)
 
+            for fewer, name in product(fewer_clients(load), servers):
+                outcome.where = f"{load.name}, warm-up with fewer clients, {name}"
+                for _ in range(2):
+                    servers[name].decode(fewer, _WARM_UP)
             _measure(run, load, decode, progress)
         outcome.where = "routes"
         _check_routes({name: server.routes() for name, server in servers.items()})
+
+
+def fewer_clients(load: DecodeLoad) -> list[DecodeLoad]:
+    """1, 2, 4, … of the load's: clients do not begin at once, and a server records each size of step by itself."""
+    most = len(load.lengths)
+    return [
+        DecodeLoad(load.name, load.lengths[: 1 << power]) for power in range(most.bit_length()) if 1 << power < most
+    ]
 
 
 def served_config(run: RouteRun) -> EngineConfig:
