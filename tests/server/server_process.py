@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import httpx
@@ -101,6 +103,20 @@ def octavo_serve(*arguments: object, **environment: str) -> Iterator[ServerProce
     command = [sys.executable, "-m", "octavo", "serve", "--port", "0", *map(str, arguments)]
     with _running(ServerProcess(command, **environment)) as server:
         yield server
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """While open, SIGTERM unwinds the stack of a program that runs servers, so that they end with it."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

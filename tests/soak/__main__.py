@@ -6,6 +6,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
+from tests.server.server_process import ended_by_sigterm
 from tests.soak.scenario import SCENARIOS
 from tests.soak.soak import Soak
 
@@ -18,7 +19,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     for scenario in SCENARIOS:
-        with tempfile.TemporaryDirectory() as directory:
+        with ended_by_sigterm(), tempfile.TemporaryDirectory() as directory:
             path = Path(directory) / "model"
             soak = Soak.prepared(scenario, path, arguments.questions, arguments.seed)
             print(soak.run(path, arguments.requests).line(), flush=True)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,6 +37,27 @@ def test_clients_of_all_kinds_get_what_an_engine_alone_answers_and_leave_nothing
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.name)
 def test_thousands_of_clients_get_what_an_engine_alone_answers_and_leave_nothing(scenario, tmp_path):
     soak(scenario, tmp_path / "model", 3000, 300)
+
+
+TWO_PROCESSES = """
+import asyncio, sys
+from tests.server.server_process import ServerProcess, _running, ended_by_sigterm
+
+with ended_by_sigterm(), _running(ServerProcess([sys.executable, "-c", "import time; time.sleep(60)"])) as server:
+    print(server.process.pid, flush=True)
+    asyncio.run(asyncio.sleep(60))
+"""
+
+
+def test_a_soak_that_is_terminated_ends_its_server():
+    root = Path(__file__).parents[2]
+    with subprocess.Popen([sys.executable, "-c", TWO_PROCESSES], cwd=root, stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        server = int(driver.stdout.readline())
+        driver.terminate()
+        assert driver.wait(20) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(server, 0)
 
 
 # -- what is noticed ----------------------------------------------------------------------------------------------
