@@ -90,7 +90,8 @@ def test_an_engine_takes_the_kv_memory_that_its_ledger_says(tmp_path, choice, st
     core = EngineCore(load_model(plan_model(tmp_path, config), config), config)
     stores = [rows for layer in core.runner.cache._layers.values() for rows in (layer.blocks, layer.ring) if rows]
     planes = [plane for rows in stores for store in (rows.k, rows.v) for plane in store.planes().values()]
-    assert core.ledger.kv_bytes - core.ledger.snapshot_bytes == sum(plane.nbytes for plane in planes)
+    memories = {plane.untyped_storage().data_ptr(): plane.untyped_storage().nbytes() for plane in planes}
+    assert core.ledger.kv_bytes - core.ledger.snapshot_bytes == sum(memories.values())
     k, v = core.loaded.plan.codecs
     for group in core.ledger.groups:
         assert group.bytes_per_token == group.num_layers * 2 * (k.bytes_per_row(head_dim) + v.bytes_per_row(head_dim))

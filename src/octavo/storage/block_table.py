@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.cache.sequence import SequenceState
-from octavo.step_batch import StepRow
+from octavo.step_batch import StepRow, StorageKind
 
 
 class BlockTable:
@@ -22,10 +22,13 @@ class BlockTable:
         rows        [ kept … | not shown ] [ not shown | live … ]
     """
 
-    def __init__(self, num_groups: int, max_blocks: int, block_size: int) -> None:
-        """`max_blocks` hold the longest sequence that is shown without a gap."""
+    def __init__(self, num_groups: int, max_blocks: int, block_size: int, strides: Sequence[int] | None = None) -> None:
+        """`max_blocks` hold the longest sequence that is shown without a gap. A group's blocks lie `strides` of them
+        apart (see `LayerStore`), 1 unless given; its ids, as told here, are multiples of that.
+        """
         # A gap begins and ends within a block.
         self._ids: NDArray[np.int64] = np.zeros((num_groups, max_blocks + 2), dtype=np.int64)
+        self._strides = tuple(strides) if strides is not None else (1,) * num_groups
         self.block_size = block_size
         self.generation: int | None = None
         self.keep = self.rope_offset = self.skip = 0
@@ -34,6 +37,7 @@ class BlockTable:
 
     def update(self, row: StepRow) -> None:
         """Take over the blocks that `row` gained. A row of another generation starts from an empty table."""
+        assert row.storage is StorageKind.PAGED or max(self._strides) == 1, "the rows of blocks lie apart"
         if row.generation != self.generation:
             self.generation = row.generation
             self._place(row.keep, row.rope_offset)
@@ -91,6 +95,9 @@ class BlockTable:
     def _set(self, group: int, first: int, ids: Sequence[int]) -> None:
         """Blocks from the sequence's `first` on. Those that have no column are left out."""
         self.num_changes += 1
+        stride = self._strides[group]
+        if stride != 1:
+            ids = [block * stride for block in ids]
         if not self._removed_blocks:
             self._ids[group, first : first + len(ids)] = ids
             return

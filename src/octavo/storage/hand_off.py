@@ -126,7 +126,8 @@ class GroupMover:
         table = np.array([-1 if block_id is None else block_id for block_id in ids], dtype=np.int64)
         blocks = table[positions // self._block_size]
         assert (blocks >= 0).all(), "a visible position lies in a block that was freed"
-        return torch.from_numpy(blocks * self._block_size + positions % self._block_size)
+        stride = self._stores[0].stride
+        return torch.from_numpy(blocks * (stride * self._block_size) + positions % self._block_size)
 
     def _hidden(self, sequence: SequenceState, held: _Held) -> NDArray[np.int64]:
         """Positions before the end that lie in the sequence's blocks and that it does not show."""

@@ -21,6 +21,7 @@ from octavo.kernels.cpu.blocks import AttentionCall
 from octavo.kernels.rows import HeadWeights, Rotation, split_heads
 from octavo.kernels.step_staging import StepStaging
 from octavo.step_batch import BlockCopy, StepBatch, StepRow, StorageKind
+from octavo.storage.block_memory import allocate_layers
 from octavo.storage.block_table import BlockTable
 from octavo.storage.codecs import Codec
 from octavo.storage.compiled_attention import CompiledAttention
@@ -28,7 +29,7 @@ from octavo.storage.eager_attention import EagerAttention
 from octavo.storage.fused_attention import FusedAttention
 from octavo.storage.group_attention import GroupAttention
 from octavo.storage.hand_off import GroupMover, check_codecs
-from octavo.storage.layer_store import KVRows, LayerStore
+from octavo.storage.layer_store import LayerStore
 from octavo.storage.layers_call import LayersCall
 from octavo.storage.ring_state import RingState, read_rings, write_rings
 from octavo.storage.route import RouteCounts, RouteSwitches
@@ -68,11 +69,10 @@ class KVCache:
         rings: bool = True,
         switches: RouteSwitches | None = None,
     ) -> None:
-        """`switches` are the environment's unless given."""
+        """Without `rings` all sequences are paged. `switches` are the environment's unless given."""
         self.routes = RouteCounts()
         switches = switches or RouteSwitches.from_environment()
         max_blocks = -(-max_context // block_size)
-        self._tables = [BlockTable(len(groups), max_blocks, block_size) for _ in range(max_seqs)]
         self._groups = tuple(groups)
         self._block_size = block_size
         self._device = device
@@ -82,14 +82,14 @@ class KVCache:
         self.staging = StepStaging(device)
         for g, group in enumerate(groups):
             assert group.spec.kind in ("full", "sliding"), f"no route for {group.spec}"
-            window = group.spec.window
-            rows = (num_blocks[g] + spare_blocks(device)) * block_size
-            for layer in group.layers:
-                blocks = KVRows.allocate(group.spec, rows, *codecs, device)
-                ring = KVRows.allocate(group.spec, max_seqs * window, *codecs, device) if window and rings else None
-                self._layers[layer] = LayerStore(blocks, ring, codecs)
-            store = self._layers[group.layers[0]]
+            ring_rows = max_seqs * (group.spec.window or 0) if rings else 0
+            blocks = num_blocks[g] + spare_blocks(device)
+            stores = allocate_layers(group, blocks, block_size, codecs, device, ring_rows=ring_rows, has_runs=rings)
+            self._layers |= zip(group.layers, stores, strict=True)
+            store = stores[0]
             self._attention.append(_group_attention(group.spec, store, block_size, device, switches, self.staging))
+        strides = [self._layers[group.layers[0]].stride for group in groups]
+        self._tables = [BlockTable(len(groups), max_blocks, block_size, strides) for _ in range(max_seqs)]
         self._call = LayersCall(self._attention, self._layers, self._group_of)
         self._fused = [attention for attention in self._attention if isinstance(attention, FusedAttention)]
         self._without_sinks = {layer for group in groups if group.spec.sink_logits for layer in group.layers}
@@ -237,10 +237,11 @@ class KVCache:
         return serials if generation == row.generation else set()
 
     def _copy_block(self, copy: BlockCopy) -> None:
-        source, target = copy.source * self._block_size, copy.target * self._block_size
         for layer in self._groups[copy.group].layers:
-            blocks = self._layers[layer].blocks
-            for plane in (*blocks.k.planes().values(), *blocks.v.planes().values()):
+            store = self._layers[layer]
+            size = store.stride * self._block_size
+            source, target = copy.source * size, copy.target * size
+            for plane in (*store.blocks.k.planes().values(), *store.blocks.v.planes().values()):
                 plane[target : target + self._block_size] = plane[source : source + self._block_size]
 
     def export(self, sequence: SequenceState, token_ids: Sequence[int], model: ModelIdentity) -> KVSnapshot:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from octavo.cache.spec import LayerSpec
 from octavo.kernels.cpu.attention import StoredRows
-from octavo.storage.codecs import Codec, RowStore
+from octavo.storage.codecs import Codec, RowMemory, RowStore
 
 if TYPE_CHECKING:
     from octavo.kernels.triton.paged_decode import StoredRows as PagedRows
@@ -25,10 +25,19 @@ class KVRows:
     v: RowStore
 
     @classmethod
-    def allocate(cls, spec: LayerSpec, num_rows: int, k_codec: Codec, v_codec: Codec, device: torch.device) -> KVRows:
+    def allocate(
+        cls,
+        spec: LayerSpec,
+        num_rows: int,
+        k_codec: Codec,
+        v_codec: Codec,
+        device: torch.device,
+        memory: tuple[RowMemory, RowMemory] = (torch.empty, torch.empty),
+    ) -> KVRows:
+        """In the `memory` of K and of V."""
         return cls(
-            k=k_codec.allocate(num_rows, spec.num_kv_heads, spec.k_dim, device),
-            v=v_codec.allocate(num_rows, spec.num_kv_heads, spec.v_dim, device),
+            k=k_codec.allocate(num_rows, spec.num_kv_heads, spec.k_dim, device, memory[0]),
+            v=v_codec.allocate(num_rows, spec.num_kv_heads, spec.v_dim, device, memory[1]),
         )
 
     def write(self, rows: Tensor, k: Tensor, v: Tensor) -> None:
@@ -46,6 +55,9 @@ class KVRows:
 class LayerStore:
     """`blocks` holds `num_blocks * block_size` rows; `ring` holds `max_seqs * window` rows, or None.
 
+    Block b begins with row `b * stride * block_size` of `blocks`: where the stride is above 1, blocks of other layers
+    lie in between, which are no rows of this one.
+
     `sinks` [Hq] float32 are the layer's learned sink logits, or None.
     """
 
@@ -53,6 +65,7 @@ class LayerStore:
     ring: KVRows | None
     codecs: tuple[Codec, Codec]
     sinks: Tensor | None = None
+    stride: int = 1
 
     @cached_property
     def kernel_blocks(self) -> tuple[StoredRows, StoredRows]:

@@ -1,5 +1,5 @@
-"""Memory for packed weights, in large pages where the system has them: a model's weights are read whole every step,
-and with pages of 4 KiB the processor spends much of that time looking up addresses."""
+"""Memory in large pages where the system has them: a model's weights are read whole every step, and with pages of 4 KiB
+the processor spends much of that time looking up addresses."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import os
 from contextlib import suppress
 from threading import Lock
 
+import torch
+from torch import Tensor
+
 CHUNK = 16 << 20
 _ALIGNMENT = 64
 
@@ -16,10 +19,15 @@ _ALIGNMENT = 64
 class Memory:
     """`num_bytes` bytes at `address`, a multiple of 64; valid as long as this object lives."""
 
-    def __init__(self, owner: mmap.mmap, address: int, num_bytes: int) -> None:
+    def __init__(self, owner: mmap.mmap, offset: int, address: int, num_bytes: int) -> None:
         self._owner = owner
+        self._offset = offset
         self.address = address
         self.num_bytes = num_bytes
+
+    def tensor(self) -> Tensor:
+        """It as uint8 [num_bytes], which must not be empty. The tensor keeps it alive."""
+        return torch.frombuffer(self._owner, dtype=torch.uint8, count=self.num_bytes, offset=self._offset)
 
 
 class Arena:
@@ -37,7 +45,7 @@ class Arena:
             if self._chunk is None or self._used + size > self._size:
                 self._map(max(size, CHUNK))
             assert self._chunk is not None
-            memory = Memory(self._chunk, self._start + self._used, num_bytes)
+            memory = Memory(self._chunk, self._used, self._start + self._used, num_bytes)
             self._used += size
             return memory
 

@@ -6,14 +6,15 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.cpu.attention import StoredRows
+from octavo.storage.codecs.codec import RowMemory
 
 
 class CastRows:
     """Rows kept in a floating dtype."""
 
-    def __init__(self, num_rows: int, num_heads: int, dim: int, dtype: torch.dtype, device: torch.device) -> None:
-        # Unwritten rows are never read, so the memory stays untouched (and on most systems uncommitted).
-        self.data = torch.empty(num_rows, num_heads, dim, dtype=dtype, device=device)
+    def __init__(self, data: Tensor) -> None:
+        """data [num_rows, num_heads, dim]. Unwritten rows are never read, so on most systems they take no memory."""
+        self.data = data
 
     def write(self, rows: Tensor, values: Tensor) -> None:
         self.data.index_copy_(0, rows, values.to(self.data.dtype))
@@ -60,8 +61,10 @@ class CastCodec:
     def bytes_per_row(self, dim: int) -> int:
         return dim * self._dtype.itemsize
 
-    def allocate(self, num_rows: int, num_heads: int, dim: int, device: torch.device) -> CastRows:
-        return CastRows(num_rows, num_heads, dim, self._dtype, device)
+    def allocate(
+        self, num_rows: int, num_heads: int, dim: int, device: torch.device, memory: RowMemory = torch.empty
+    ) -> CastRows:
+        return CastRows(memory(num_rows, num_heads, dim, dtype=self._dtype, device=device))
 
     def round_trip(self, values: Tensor) -> Tensor:
         return values.to(self._dtype).float()

@@ -10,6 +10,16 @@ from torch import Tensor
 from octavo.kernels.cpu.attention import StoredRows
 
 
+class RowMemory(Protocol):
+    """Hands out memory for planes of rows; `torch.empty` is one. What nobody has written may hold anything."""
+
+    def __call__(
+        self, num_rows: int, num_heads: int, width: int, /, *, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """[num_rows, num_heads, width]. Rows may lie apart."""
+        ...
+
+
 class RowStore(Protocol):
     """Encoded rows `[num_rows, num_heads, dim]` of one layer's K or V."""
 
@@ -62,7 +72,11 @@ class Codec(Protocol):
         """Bytes that one head of one token takes: exactly what `allocate` takes for it."""
         ...
 
-    def allocate(self, num_rows: int, num_heads: int, dim: int, device: torch.device) -> RowStore: ...
+    def allocate(
+        self, num_rows: int, num_heads: int, dim: int, device: torch.device, memory: RowMemory = torch.empty
+    ) -> RowStore:
+        """Rows whose planes lie in `memory`, which is asked for them in the same order every time."""
+        ...
 
     def round_trip(self, values: Tensor) -> Tensor:
         """values [T, H, D] as float32 after encoding and decoding: what `read` would return for them."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.cpu.attention import StoredRows
+from octavo.storage.codecs.codec import RowMemory
 
 HEAD_MULTIPLE = 16
 
@@ -44,9 +45,15 @@ class PlaneCodec(ABC):
     def bytes_per_row(self, dim: int) -> int:
         return sum(width * dtype.itemsize for width, dtype in self.widths(dim).values())
 
-    def allocate(self, num_rows: int, num_heads: int, dim: int, device: torch.device) -> PlaneRows:
+    def allocate(
+        self, num_rows: int, num_heads: int, dim: int, device: torch.device, memory: RowMemory = torch.empty
+    ) -> PlaneRows:
         assert self.refusal(dim) is None, self.refusal(dim)
-        return PlaneRows(self, num_rows, num_heads, dim, device)
+        planes = {
+            name: memory(num_rows, num_heads, width, dtype=dtype, device=device)
+            for name, (width, dtype) in self.widths(dim).items()
+        }
+        return PlaneRows(self, dim, planes, device)
 
     def round_trip(self, values: Tensor) -> Tensor:
         return self.decode(self.encode(values), values.shape[-1])
@@ -55,14 +62,12 @@ class PlaneCodec(ABC):
 class PlaneRows:
     """Rows [num_rows, num_heads, dim] as the planes of a codec."""
 
-    def __init__(self, codec: PlaneCodec, num_rows: int, num_heads: int, dim: int, device: torch.device) -> None:
+    def __init__(self, codec: PlaneCodec, dim: int, planes: Mapping[str, Tensor], device: torch.device) -> None:
+        """planes [num_rows, num_heads, width] by the codec's names."""
         self._codec = codec
         self._dim = dim
         self._device = device
-        self._planes = {
-            name: torch.empty(num_rows, num_heads, width, dtype=dtype, device=device)
-            for name, (width, dtype) in codec.widths(dim).items()
-        }
+        self._planes = dict(planes)
 
     def write(self, rows: Tensor, values: Tensor) -> None:
         for name, encoded in self._codec.encode(values).items():
