@@ -9,7 +9,10 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
@@ -41,9 +44,12 @@ def url(model: Path) -> Iterator[str]:
 
 @pytest.fixture
 def example(tmp_path: Path) -> Example:
-    """`example("generate.py", "-m", model, "Hi")`: what the script prints; it has to succeed. Runs in `tmp_path`."""
+    """`example("generate.py", "-m", model, "Hi")`: what the script prints. Runs in `tmp_path`.
 
-    def run(script: str, *arguments: object, stdin: str = "") -> str:
+    It has to succeed, or with `problem`, to end with status 1 and that on standard error.
+    """
+
+    def run(script: str, *arguments: object, stdin: str = "", problem: str | None = None) -> str:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("OCTAVO_")}
         done = subprocess.run(
             [sys.executable, str(EXAMPLES / script), *map(str, arguments)],
@@ -55,8 +61,9 @@ def example(tmp_path: Path) -> Example:
             check=False,
             timeout=120,
         )
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == (0 if problem is None else 1), done.stderr
         assert "Traceback" not in done.stderr
+        assert problem is None or done.stderr == f"{problem}\n"
         return done.stdout
 
     return run
@@ -108,6 +115,61 @@ def test_calls_are_run_and_their_results_sent_back(example: Example, url: str) -
     assert len(printed.splitlines()) > 1  # and went on from there
 
 
+SAID_NOTHING = "no answer: the model said nothing (it ended by 'stop'); try a larger model"
+CALL = {"name": "get_temperature", "arguments": '{"city": "Bonn"}'}
+
+
+@pytest.mark.parametrize(
+    ("message", "num_calls", "problem"),
+    [
+        (
+            {"tool_calls": [{"id": "a", "type": "function", "function": CALL}]},
+            4,
+            "no answer: the model called a function in each of 4 turns; try a larger model",
+        ),
+        ({"content": ""}, 0, SAID_NOTHING),
+    ],
+    ids=["always calls", "says nothing"],
+)
+def test_a_model_that_never_answers_is_told_with_a_status(
+    example: Example, message: dict[str, object], num_calls: int, problem: str
+) -> None:
+    with always_saying({"role": "assistant", **message}) as url:
+        printed = example("tool_loop.py", "--url", url, "Is it warm?", problem=problem)
+    assert printed == 'get_temperature({"city": "Bonn"}) -> 19 degrees\n' * num_calls
+
+
+@contextmanager
+def always_saying(message: dict[str, object]) -> Iterator[str]:
+    """The URL of an endpoint whose model gives one and the same answer to everything."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.answer({"object": "list", "data": [{"id": "stubborn", "object": "model"}]})
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.answer({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
+
+        def answer(self, body: dict[str, object]) -> None:
+            data = json.dumps(body).encode()
+            self.send_response(200)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/v1"
+        finally:
+            server.shutdown()
+
+
 def test_the_line_that_is_the_query_is_found_first(example: Example, url: str, tmp_path: Path) -> None:
     (tmp_path / "lines.txt").write_text("boats in the harbour\n\nprices fell\n a measured number \n", encoding="utf-8")
     printed = example("embeddings_search.py", "prices fell", "lines.txt", "--url", url, "--top", 2).splitlines()
@@ -152,5 +214,6 @@ def test_a_conversation_goes_on_from_its_snapshot_with_the_same_answer(
 def test_a_real_model_calls_the_function_that_the_question_needs(example: Example) -> None:
     with octavo_serve("-m", weights_path("qwen05"), "--parallel", "1") as server:
         server.wait_until_ready()
-        printed = example("tool_loop.py", "--url", f"{server.url}/v1", "-n", 40, "How warm is it in Bonn?")
+        url = f"{server.url}/v1"
+        printed = example("tool_loop.py", "--url", url, "-n", 40, "How warm is it in Bonn?", problem=SAID_NOTHING)
     assert printed.splitlines()[0] == 'get_temperature({"city": "Bonn"}) -> 19 degrees'
