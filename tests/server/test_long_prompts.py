@@ -1,13 +1,17 @@
-"""Text that is far too long is refused before any of it is encoded, in every API, and what is only counted is not."""
+"""Text that is far too long is refused before any of it is encoded, in every API; what is only counted may be more."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from api_calls import post
 from asgi_calls import fake_app
 
+from octavo.server import prompts
 from octavo.tokenizer import Tokenizer
 
 LONG = "x" * 2_000_000
@@ -43,10 +47,33 @@ def test_a_hopeless_text_costs_nothing(
     assert "shorten it to at most 51" in message
 
 
-def test_what_is_only_counted_may_be_of_any_length() -> None:
-    fields = {"messages": [{"role": "user", "content": "x" * 5000}]}
-    counted = post("/v1/messages/count_tokens", fields)
-    assert counted.status == 200 and counted.json()["input_tokens"] > 5000
+COUNTING = [
+    ("/tokenize", lambda text: {"prompt": text}, "prompt", "send it in parts"),
+    ("/tokenize", lambda text: {"messages": [{"role": "user", "content": text}]}, "messages", "shorten it"),
+    ("/v1/messages/count_tokens", lambda text: {"messages": [{"role": "user", "content": text}]}, "", "shorten it"),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "field", "remedy"), COUNTING, ids=["text", "messages", "count_tokens"])
+def test_what_is_only_counted_may_exceed_the_context_but_is_bounded(
+    path: str, fields: Callable[[str], dict[str, Any]], field: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompts, "MOST_COUNTED_CHARS", 6000)
+    counted = post(path, fields("x" * 5000))
+    assert counted.status == 200
+    assert (counted.json().get("count") or counted.json()["input_tokens"]) >= 5000, "the context has 512"
+    refused = post(path, fields("x" * 6001))
+    error = refused.json()["error"]
+    assert refused.status == 400 and error.get("param", "") == field
+    found = re.search(r" has ([0-9]+) characters; at most 6000 are encoded at once, (.*)", error["message"])
+    assert found is not None and found[2] == remedy
+    assert 6001 <= int(found[1]) < 6300, "of the template's text, too"
+
+
+def test_text_that_fills_the_context_may_be_counted_however_long_that_is() -> None:
+    info = fake_app().state.octavo.engine.info
+    assert prompts.most_counted_chars(info) == 1 << 20
+    assert prompts.most_counted_chars(replace(info, max_context=1_000_000)) == 8_000_000
 
 
 def test_the_bound_is_of_the_vocabulary() -> None:

@@ -47,8 +47,8 @@ class PreparedChat:
 async def prepared_chat(
     state: ServerState, request: ChatRequest, *, reads_stops: bool = False, is_answered: bool = True
 ) -> PreparedChat:
-    """With `reads_stops` answers tell which stop string ended them. What is only counted, and not answered, may be of
-    any length. Raises an `OctavoError` if it cannot be served.
+    """With `reads_stops` answers tell which stop string ended them. What is only counted, and not answered, may be far
+    longer than the context. Raises an `OctavoError` if it cannot be served.
     """
     request.check()
     model = state.check_model(request.model)
@@ -58,6 +58,6 @@ async def prepared_chat(
     has_form = params.grammar is not None
     reading = await answer_reading(state.forms, request, tokenizer, has_form=has_form, reads_stops=reads_stops)
     messages, tools = reading.conversation(template_messages(request.messages, tokenizer.chat_template))
-    bound = info if is_answered else None
-    token_ids = await chat_prompt(tokenizer, messages, request.template_variables, tools, info=bound)
+    variables = request.template_variables
+    token_ids = await chat_prompt(tokenizer, messages, variables, tools, info=info, is_answered=is_answered)
     return PreparedChat(request, model, info, tokenizer, reading, params, token_ids)

@@ -17,6 +17,8 @@ from octavo.server.settings import ServerSettings
 from octavo.tokenizer import Tokenizer
 
 INLINE_CHARS = 4096  # encoding so much takes well under a millisecond
+MOST_COUNTED_CHARS = 1 << 20
+CHARS_PER_TOKEN = 8  # more than in any usual text: what fills the longest contexts may be counted, too
 
 Result = TypeVar("Result")
 
@@ -27,20 +29,22 @@ async def chat_prompt(
     variables: Mapping[str, Any],
     tools: Sequence[Mapping[str, Any]] | None = None,
     *,
-    info: ModelInfo | None = None,
+    info: ModelInfo,
+    is_answered: bool = True,
 ) -> tuple[int, ...]:
     """Ids of a conversation in the model's template. Raises a 400 `HttpError` if the template refuses it.
 
-    `messages` are those of `template_messages`. One that is far too long to be answered by the model of `info` is not
-    encoded first.
+    `messages` are those of `template_messages`. One that is far too long to be answered, or if it is only counted, has
+    more than `most_counted_chars`, is not encoded first.
     """
-    most = None if info is None else info.max_prompt_tokens
     size = sum(len(str(message.get("content"))) for message in messages) + (len(str(tools)) if tools else 0)
+    most_tokens, most_chars = (info.max_prompt_tokens, None) if is_answered else (None, most_counted_chars(info))
+    encode = partial(
+        tokenizer.encode_chat, messages, tools=tools, most_tokens=most_tokens, most_chars=most_chars, **variables
+    )
     try:
-        encode = partial(tokenizer.encode_chat, messages, tools=tools, most_tokens=most, **variables)
         return tuple(await _encoded(encode, size))
     except PromptTooLong as error:
-        assert info is not None
         raise _too_long("messages", error.num_tokens, info.max_prompt_tokens, info, at_least=True) from error
     except InvalidRequest as error:
         raise invalid(str(error), param="messages") from error
@@ -82,6 +86,20 @@ async def _fill_in_prompt(tokenizer: Tokenizer, fill_in: FillIn, prompt: str | l
 async def text_prompt(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:
     """Ids of `text`, in which control tokens are plain text."""
     return await _encoded(lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens), len(text))
+
+
+async def counted_text(tokenizer: Tokenizer, text: str, info: ModelInfo, *, add_special_tokens: bool) -> list[int]:
+    """`text_prompt` of a text that nobody answers. Raises a 400 `HttpError` for more than `most_counted_chars`."""
+    if len(text) > (most := most_counted_chars(info)):
+        raise invalid(
+            f"prompt has {len(text)} characters; at most {most} are encoded at once, send it in parts", param="prompt"
+        )
+    return await text_prompt(tokenizer, text, add_special_tokens=add_special_tokens)
+
+
+def most_counted_chars(info: ModelInfo) -> int:
+    """Characters of what is counted in one call, and not answered: seconds of work, also of the strangest text."""
+    return max(MOST_COUNTED_CHARS, CHARS_PER_TOKEN * info.max_context)
 
 
 def check_counts(settings: ServerSettings, num_prompts: int, n: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from octavo.server.errors import invalid
 from octavo.server.logprobs import token_string
-from octavo.server.prompts import INLINE_CHARS, chat_prompt, check_token_ids, text_prompt
+from octavo.server.prompts import INLINE_CHARS, chat_prompt, check_token_ids, counted_text
 from octavo.server.protocol.answers import Detokenized, Tokenized
 from octavo.server.protocol.messages import template_messages, template_variables
 from octavo.server.protocol.parsing import parse
@@ -26,10 +26,10 @@ async def answer_tokenize(state: ServerState, body: dict[str, Any]) -> Tokenized
     if isinstance(request, TokenizeChat):
         variables = template_variables(request.chat_template_kwargs, request.add_generation_prompt)
         messages = template_messages(request.messages, tokenizer.chat_template)
-        ids = list(await chat_prompt(tokenizer, messages, variables))
+        ids = list(await chat_prompt(tokenizer, messages, variables, info=info, is_answered=False))
     else:
         specials = request.add_special_tokens is not False
-        ids = await text_prompt(tokenizer, request.prompt, add_special_tokens=specials)
+        ids = await counted_text(tokenizer, request.prompt, info, add_special_tokens=specials)
     texts = None
     if request.return_token_strs:
         if len(ids) > MAX_TOKEN_STRINGS:

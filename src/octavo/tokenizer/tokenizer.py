@@ -168,15 +168,21 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         most_tokens: int | None = None,
+        most_chars: int | None = None,
         **template_kwargs: Any,
     ) -> list[int]:
         """Ids of the rendered conversation. The template's control tokens are tokens; those that users spell are text.
 
-        Begin-of-text is there if the template writes it, once. Raises InvalidRequest as `render_chat` does, and
-        PromptTooLong, soon, where more than `most_tokens` are certain; they may be more all the same.
+        Begin-of-text is there if the template writes it, once. Raises InvalidRequest as `render_chat` does and for more
+        than `most_chars` characters, and PromptTooLong, soon, where more than `most_tokens` are certain; they may be
+        more all the same.
         """
         rendered, marks = self._render_marked(messages, tools, add_generation_prompt, template_kwargs)
         _check_unicode(rendered)
+        if most_chars is not None and (size := len(marks.remove(rendered))) > most_chars:
+            raise InvalidRequest(
+                f"the conversation has {size} characters; at most {most_chars} are encoded at once, shorten it"
+            )
         if most_tokens is not None and (least := self.least_tokens(marks.remove(rendered))) > most_tokens:
             raise PromptTooLong(least, most_tokens)
         if marks.found_in(rendered):
