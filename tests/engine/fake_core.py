@@ -45,7 +45,7 @@ class FakeCore:
         self.aborted: list[str] = []
         self.num_steps = 0
         self.expired_at: list[float] = []
-        self.preemptions = 0
+        self.preemptions = self.forced_tokens = 0
 
     @property
     def num_waiting(self) -> int:

@@ -49,8 +49,7 @@ class GrammarDriver(Driver):
     @property
     def num_forced(self) -> int:
         """Tokens that no step was run for."""
-        forced = self.core._forced
-        return 0 if forced is None else forced.num_given
+        return self.core.forced_tokens
 
 
 def pair(loaded, storage=StorageKind.PAGED, **settings) -> tuple[GrammarDriver, GrammarDriver]:

@@ -80,6 +80,7 @@ STATS = EngineStats(
     cached_prompt_tokens=32,
     generated_tokens=50,
     preemptions=1,
+    forced_tokens=6,
     prefix=PrefixCounts(hits=4, misses=3, hit_tokens=32, evictions=2, rejects=1),
     routes=(RouteCount("fused_decode", "paged rows", 9), RouteCount("gather", "no compiled kernel", 2)),
     decode_steps=(DecodeSteps("replayed", 7), DecodeSteps("a row of several tokens", 3)),

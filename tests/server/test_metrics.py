@@ -36,6 +36,7 @@ def test_the_page_shows_what_the_engine_counts() -> None:
         "octavo_running_requests": 3,
         "octavo_prompt_tokens_total": 100,
         "octavo_generation_tokens_total": 50,
+        "octavo_forced_tokens_total": 6,
         "octavo_kv_blocks{group=0,state=free}": 5,
         "octavo_kv_blocks{group=1,state=live}": 1,
         "octavo_prefix_cache_hits_total": 4,

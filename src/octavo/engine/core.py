@@ -150,6 +150,11 @@ class EngineCore:
         return self._scheduler.preemptions
 
     @property
+    def forced_tokens(self) -> int:
+        """Given without a choice by grammars, ever."""
+        return 0 if self._forced is None else self._forced.num_given
+
+    @property
     def queue_by_priority(self) -> dict[int, int]:
         """How many wait, per priority."""
         return dict(Counter(self._scheduler.queue_by_priority) + Counter(self.grammars.priorities))

@@ -55,7 +55,10 @@ class DecodeSteps:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Counters since the engine began, and how full it is now. Times are seconds."""
+    """Counters since the engine began, and how full it is now. Times are seconds.
+
+    `forced_tokens` of `generated_tokens` were not sampled: a grammar allowed no other.
+    """
 
     num_waiting: int
     num_running: int
@@ -72,4 +75,5 @@ class EngineStats:
     decode_steps: tuple[DecodeSteps, ...] = ()
     kv_bytes: int = 0
     weight_bytes: int = 0
+    forced_tokens: int = 0
     queue_by_priority: dict[int, int] = field(default_factory=dict)

@@ -40,6 +40,11 @@ class Measured(Protocol):
         ...
 
     @property
+    def forced_tokens(self) -> int:
+        """Of those generated, ever."""
+        ...
+
+    @property
     def queue_by_priority(self) -> Mapping[int, int]:
         """How many wait, per priority."""
         ...
@@ -92,6 +97,7 @@ class StepMeter:
             cached_prompt_tokens=self.cached_prompt_tokens,
             generated_tokens=self.generated_tokens,
             preemptions=core.preemptions,
+            forced_tokens=core.forced_tokens,
             prefix=usage.prefix,
             routes=usage.routes,
             decode_steps=usage.decode_steps,
