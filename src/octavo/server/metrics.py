@@ -174,7 +174,7 @@ def _counters(stats: EngineStats) -> Iterable[Metric]:
         ("octavo_prompt_tokens", "Prompt tokens of requests.", stats.prompt_tokens),
         ("octavo_cached_prompt_tokens", "Prompt tokens whose K/V was there already.", stats.cached_prompt_tokens),
         ("octavo_generation_tokens", "Tokens generated.", stats.generated_tokens),
-        ("octavo_forced_tokens", "Tokens of those that a grammar left no choice about.", stats.forced_tokens),
+        ("octavo_forced_tokens", "Tokens generated that a grammar left no choice about.", stats.forced_tokens),
         ("octavo_steps", "Engine steps.", stats.steps),
         ("octavo_preemptions", "Requests that gave up their blocks and began again.", stats.preemptions),
         ("octavo_prefix_cache_hits", "Lookups that found a prefix.", prefix.hits),
