@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from octavo.kernels.rows import gate, rms_norm
+from octavo.kernels.rows import HeadWeights, Rotation, gate, rms_norm, split_heads
 from octavo.kernels.triton import gated_product
 from octavo.kernels.triton.gated_product import GatedTile
 from octavo.kernels.triton.skinny_gemm import SkinnyScratch
@@ -84,6 +84,30 @@ def test_sums_and_norms_are_the_same_whoever_makes_them(gated_tiles, form, rows)
     for found, wanted in zip(block(x, rows, dtype=dtype, **form), expected(x, rows, dtype), strict=True):
         assert close(found, wanted)
         assert not close(found * 1.05, wanted)
+
+
+@pytest.mark.parametrize("device_kernels", [False, True])
+def test_products_in_parts_are_added_up_by_whoever_takes_them(device_kernels, monkeypatch):
+    def parts(weight, x):
+        left = weight.weight.shape[1] // 2
+        x, w = x.float(), weight.weight.float()
+        return torch.stack((x[:, :left] @ w[:, :left].t(), x[:, left:] @ w[:, left:].t()))
+
+    monkeypatch.setattr(SkinnyWeight, "apply_in_parts", parts)
+    monkeypatch.setattr(SkinnyWeight, "add_to_", lambda *_: False)
+    if device_kernels:
+        monkeypatch.setattr("octavo.kernels.rows._by_triton", lambda x: True)
+    x = draw(3, WIDTH, seed=7)
+    for found, wanted in zip(block(x, 3, dtype=torch.float16), expected(x, 3, torch.float16), strict=True):
+        assert close(found, wanted)
+        assert not close(found * 1.05, wanted)
+    norm, qkv = norm_of(1), linear(3 * 16, WIDTH, 2, dtype=torch.float16)
+    found = Residual(x.clone()).product(norm, qkv)
+    assert found.shape == (2, 3, 48)
+    table = torch.ones(1, 16, device=DEVICE)
+    rotation = Rotation(table, torch.zeros_like(table), torch.zeros(3, dtype=torch.int64, device=DEVICE))
+    heads = torch.cat(split_heads(found, 1, 1, 16, rotation, HeadWeights()), dim=1)
+    assert close(heads.flatten(1), linear(48, WIDTH, 2, dtype=torch.float16, fused=False)(norm(x)))
 
 
 def test_of_one_row_only_the_norms_at_either_end_are_kernels_of_their_own(gated_tiles, calls):

@@ -94,12 +94,14 @@ def add_rms_norm_(
 ) -> Tensor:
     """Add y to x, both [..., N] and contiguous, x float32, and return `rms_norm` of the sum.
 
-    `inner` (weight, eps): y is normalised first.
+    y may be in parts [S, ..., N], which are added up first. `inner` (weight, eps): y is normalised first.
     """
     if _by_triton(x):
         from octavo.kernels.triton import fused_rows
 
         return fused_rows.add_rms_norm_(x, y, weight, eps, dtype, inner)
+    if y.dim() > x.dim():
+        y = y.sum(0)
     if _is_compiled(x) and y.dtype == torch.float32 and y.is_contiguous():
         return compiled.add_rms_norm_(x, y, weight, eps, inner).to(dtype)
     x += y if inner is None else _rms_norm(y.float(), *inner)
@@ -171,7 +173,12 @@ def rotate_heads(
 def split_heads(
     qkv: Tensor, num_q: int, num_k: int, dim: int, rotation: Rotation, weights: HeadWeights
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`rotate_heads` of qkv [T, H · D] as a product gives it, of any floating dtype: q, k and v, each [T, heads, D]."""
+    """`rotate_heads` of qkv [T, H · D] as a product gives it, of any floating dtype: q, k and v, each [T, heads, D].
+
+    It may be in parts [S, T, H · D], which are added up first.
+    """
+    if qkv.dim() == 3:
+        qkv = qkv.sum(0)
     biased = qkv if weights.bias is None else qkv + weights.bias
     heads = biased.float().view(qkv.shape[0], -1, dim)
     if weights.norms is None:

@@ -23,6 +23,8 @@ class AttentionCache(Protocol):
     ) -> Tensor:
         """qkv [T, (Hq + 2 Hkv) · D] as projected, without a bias: see `HeadWeights`; rotate, store k and v, attend.
 
+        It may be in parts [S, T, (Hq + 2 Hkv) · D], which are added up first.
+
         Returns [T, Hq, D], computed in float32 and rounded to `dtype`.
         """
         ...
@@ -73,4 +75,4 @@ class Attention:
 
     def _attend(self, qkv: Tensor, rotation: Rotation, cache: AttentionCache) -> Tensor:
         attended = cache.attend_qkv(self._layer, qkv, rotation, self._weights, self._dtype)
-        return attended.view(qkv.shape[0], -1)
+        return attended.view(qkv.shape[-2], -1)

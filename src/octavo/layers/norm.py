@@ -26,7 +26,7 @@ class RMSNorm:
     def after_(self, x: Tensor, y: Tensor | None, inner: RMSNorm | None = None) -> Tensor:
         """Add y, of any floating dtype, to the residual stream x [T, N] float32 in place; the norm of what x is then.
 
-        `inner` normalises y first. Without y, x is as it was.
+        y may be in parts [S, T, N], which are added up first. `inner` normalises y first. Without y, x is as it was.
         """
         if y is None:
             return self(x)

@@ -27,10 +27,10 @@ class Residual:
         return norm.after_(self._x, pending)
 
     def product(self, norm: RMSNorm, linear: Linear) -> Tensor:
-        """linear.product(norm(x))."""
+        """linear.product_in_parts(norm(x))."""
         half = self._half_of(norm)
         y = None if half is None else linear.product_of_half(half)
-        return linear.product(self.normed(norm)) if y is None else y
+        return linear.product_in_parts(self.normed(norm)) if y is None else y
 
     def gated(self, norm: RMSNorm, linear: Linear, activation: Activation) -> Tensor:
         """linear.gated(norm(x), activation)."""
@@ -39,7 +39,7 @@ class Residual:
         return linear.gated(self.normed(norm), activation) if y is None else y
 
     def add(self, y: Tensor) -> None:
-        """x += y [T, H], of any floating dtype."""
+        """x += y [T, H], of any floating dtype, or in parts [S, T, H]."""
         assert self._pending is None, "a sum is pending already"
         self._pending, self._half = y, None
 
@@ -52,7 +52,7 @@ class Residual:
         elif linear.add_to_(self._x, y):
             self._half = None
         else:
-            self.add(linear(y))
+            self.add(linear.in_parts(y))
 
     def _half_of(self, norm: RMSNorm) -> HalfNormed | None:
         return None if self._half is None or self._half[0] is not norm else self._half[1]

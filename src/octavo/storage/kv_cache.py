@@ -215,7 +215,8 @@ class KVCache:
     ) -> Tensor:
         """`attend` for the q, k and v of one projection, once these are biased, normalised and rotated.
 
-        qkv [T, (Hq + 2 Hkv) · D] of any floating dtype, which may be overwritten; returns [T, Hq, D] in `dtype`.
+        qkv [T, (Hq + 2 Hkv) · D] of any floating dtype, which may be overwritten, or parts [S, T, ...] that add up to
+        it; returns [T, Hq, D] in `dtype`.
         """
         group = self._group_of[layer]
         plan, attention, spec = self._plans[group], self._attention[group], self._groups[group].spec

@@ -68,15 +68,21 @@ def test_short_sequences_beside_a_long_one_cost_no_dead_items():
     [
         ([100 + 4 * i for i in range(200)], True),
         ([100] * 140 + [16_000], False),  # the last would be left alone
-        ([100 + 16 * i for i in range(64)], False),
+        ([100 + 16 * i for i in range(64)], True),
+        ([100 + 36 * i for i in range(28)], False),
     ],
-    ids=["many", "one long", "few"],
+    ids=["many", "one long", "some", "few"],
 )
 def test_many_sequences_stay_whole_unless_one_is_long(lengths, whole):
     _, chunk, most = choose(128, 16, 8, np.array(lengths))
     work = build_work_list(rows_of(lengths), chunk=chunk)
     assert work.num_items <= most
     assert (work.num_items == len(lengths)) == whole
+
+
+def test_the_more_sequences_stay_whole_the_narrower_are_their_tiles():
+    some, many = (choose(128, 16, 8, np.arange(rows) * 10 + 100)[0] for rows in (100, 200))
+    assert some.block_n == 2 * many.block_n
 
 
 def test_items_with_most_columns_are_begun_first_and_those_with_none_last():

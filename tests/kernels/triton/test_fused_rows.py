@@ -39,6 +39,19 @@ def test_a_sum_and_its_norm_equal_float64(width, y_dtype, inner):
     assert (out - normed).abs().max() < 1e-5 < (out * 1.01 - normed).abs().max()
 
 
+@pytest.mark.parametrize("parts", [1, 2, 5])
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_sum_in_parts_is_added_up_in_order_first(parts, inner):
+    x, weight, inner_weight, y = draw(3, 70), draw(70, seed=1), draw(70, seed=2), draw(parts, 3, 70, seed=3)
+    given = (inner_weight, INNER_EPS) if inner else None
+    whole, total = x.clone(), y[0].clone()
+    for part in y[1:]:
+        total += part
+    expected = add_rms_norm_(whole, total, weight, EPS, torch.float32, given)
+    assert torch.equal(add_rms_norm_(x, y, weight, EPS, torch.float32, given), expected)
+    assert torch.equal(x, whole)
+
+
 def test_what_comes_out_is_rounded_once_to_what_is_asked_for():
     x, weight = draw(2, 100), draw(100, seed=1)
     wide = add_rms_norm_(x, None, weight, EPS, torch.float32)

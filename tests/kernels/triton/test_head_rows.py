@@ -100,6 +100,22 @@ def test_heads_are_normalised_and_turned_by_their_own_positions(dim, normed, bia
     assert (values.planes()["values"][rows].cpu() - x[:, HQ + HKV :]).abs().max() < 1e-6
 
 
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_projection_in_parts_is_added_up_in_order_first(biased):
+    dim, count = 32, 3
+    qkv = torch.randn(3, count, (HQ + 2 * HKV) * dim, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    rotation, _ = turned(dim, [3, 0, 49])
+    norms = HeadNorms(*torch.rand(2, dim, device=DEVICE), 1e-6)
+    bias = torch.randn(qkv.shape[2], device=DEVICE) if biased else None
+    rows = torch.tensor([5, 0, 7], device=DEVICE)
+    planes = [[store("f16", dim) for _ in range(2)] for _ in range(2)]
+    whole = (qkv[0] + qkv[1]) + qkv[2]
+    q = run(qkv, rotation, norms, rows, *planes[0], dim=dim, bias=bias)
+    assert torch.equal(q, run(whole, rotation, norms, rows, *planes[1], dim=dim, bias=bias))
+    for found, expected in zip(*planes, strict=True):
+        assert_equal_planes(found, expected)
+
+
 @pytest.mark.parametrize("nowhere", [-1, ROWS, 2**40])
 def test_tokens_without_a_row_are_stored_nowhere(nowhere):
     qkv = torch.randn(2, (HQ + 2 * HKV) * 64, device=DEVICE)

@@ -40,7 +40,7 @@ class HeadSettings:
     `few`: at most `few_programs` sequences times K/V heads: the widest tile that still fills the card.
     `full`: sequences alone make between `full_from` and `full_to` programs; each stays whole.
     `many`: they make at least `many_from`, and none has more columns than one of `many_slots` programs at a time has in
-    all; each stays whole, for the longest are begun first.
+    all; each stays whole, for the longest are begun first. `some`: the same of fewer, in wider tiles.
     `long`: at least `long_from` columns times K/V heads.
     """
 
@@ -51,8 +51,10 @@ class HeadSettings:
     full_from: int = 397
     full_to: int = 528
     many: DecodeTile | None = None
-    many_from: int = 1024
+    many_from: int = 1152
     many_slots: int = 528
+    some: DecodeTile | None = None
+    some_slots: int = 264
     long: Setting | None = None
     long_from: int = 1 << 20
 
@@ -63,7 +65,10 @@ _NARROW = Setting(DecodeTile(32, 1, 3), 1056, 1056)
 _SETTINGS = {
     (16, 64): HeadSettings(Setting(DecodeTile(32, 1, 4), 528, 528)),
     (16, 128): HeadSettings(
-        Setting(DecodeTile(64, 4, 3), 264, 384), full=DecodeTile(32, 2, 4), many=DecodeTile(32, 2, 3)
+        Setting(DecodeTile(64, 4, 3), 264, 384),
+        full=DecodeTile(32, 2, 4),
+        many=DecodeTile(32, 2, 3),
+        some=DecodeTile(64, 4, 3),
     ),
     (16, 256): HeadSettings(Setting(DecodeTile(32, 4, 3), 264, 384), few=Setting(DecodeTile(64, 8, 3), 132, 264)),
     (8, 64): HeadSettings(_NARROW),
@@ -105,9 +110,11 @@ def choose(
     even = int(seen.max()) * len(seen) * 2 <= total * 3
     if settings.full is not None and even and settings.full_from <= least <= settings.full_to:
         return settings.full, int(seen.max()), len(lengths)
-    enough = int(seen.max()) * settings.many_slots <= total * num_kv_heads
-    if settings.many is not None and least >= settings.many_from and enough:
+    slots = total * num_kv_heads // int(seen.max())
+    if settings.many is not None and least >= settings.many_from and slots >= settings.many_slots:
         return settings.many, int(seen.max()), len(lengths)
+    if settings.some is not None and not even and slots >= settings.some_slots:
+        return settings.some, int(seen.max()), len(lengths)
     setting = settings.usual
     if settings.long is not None and total * num_kv_heads >= settings.long_from:
         setting = settings.long

@@ -9,7 +9,7 @@ from torch import Tensor
 from octavo.kernels.triton.launch import dependent_launch
 from octavo.kernels.triton.row_kernels import add_norm, gate_rows, look_up_rows
 
-_FEW_ROWS = 256
+_FEW_ROWS, _SOME_ROWS = 64, 256
 
 
 def add_rms_norm_(
@@ -22,7 +22,8 @@ def add_rms_norm_(
 ) -> Tensor:
     """x [..., N] float32 += y (of any floating dtype), then x · weight / sqrt(mean(x²) + eps) in `dtype`.
 
-    `inner` (weight, eps) normalises y first. All contiguous, weights [N] float32. A program holds a whole row.
+    y may be in parts [S, ..., N], which are added up first. `inner` (weight, eps) normalises y first. All contiguous,
+    weights [N] float32. A program holds a whole row.
     """
     width = x.shape[-1]
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
@@ -44,6 +45,7 @@ def add_rms_norm_(
         HAS_Y=y is not None,
         HAS_INNER=inner is not None,
         DEPENDENT=dependent,
+        PARTS=1 if y is None or y.dim() == x.dim() else len(y),
         num_warps=norm_warps(block),
         **({"launch_pdl": True} if dependent else {}),
     )
@@ -62,7 +64,7 @@ def gate(x: Tensor, gelu: bool, dtype: torch.dtype) -> Tensor:
     if not num_tokens:
         return out
     dependent = dependent_launch(x.device)
-    block = 512 if num_tokens <= _FEW_ROWS else 1024
+    block, warps = (512, 4) if num_tokens <= _FEW_ROWS else (2048, 8) if num_tokens <= _SOME_ROWS else (1024, 4)
     gate_rows[(num_tokens, triton.cdiv(width, block))](
         x,
         out,
@@ -70,7 +72,7 @@ def gate(x: Tensor, gelu: bool, dtype: torch.dtype) -> Tensor:
         BLOCK=block,
         GELU=gelu,
         DEPENDENT=dependent,
-        num_warps=4,
+        num_warps=warps,
         **({"launch_pdl": True} if dependent else {}),
     )
     return out

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from octavo.kernels.triton.dequant import CAST, Q8
+from octavo.kernels.triton.row_kernels import load_parts
 
 
 @triton.jit
@@ -40,6 +41,7 @@ def rotate_and_store(
     HAS_NORMS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    PARTS: tl.constexpr = 1,
 ):
     """Grid (tokens, parts of heads: queries', keys', values'), HEADS heads of DIM elements (WIDTH with padding) each.
 
@@ -63,26 +65,46 @@ def rotate_and_store(
     if DEPENDENT:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+    plane = tl.num_programs(0).to(tl.int64) * qkv_stride
     qkv_ptr += t * qkv_stride
     if part < Q_PARTS:
         head = part * HEADS + h
-        x = rotated(qkv_ptr, bias_ptr, head * DIM, head < HQ, d, cos, sin, q_norm_ptr, eps, DIM, HAS_NORMS, HAS_BIAS)
+        x = rotated(
+            qkv_ptr,
+            bias_ptr,
+            head * DIM,
+            head < HQ,
+            d,
+            cos,
+            sin,
+            q_norm_ptr,
+            eps,
+            plane,
+            DIM,
+            HAS_NORMS,
+            HAS_BIAS,
+            PARTS,
+        )
         mask = (head < HQ) & (d < DIM)
         tl.store(q_ptr + (t * HQ + head) * DIM + d, x.to(q_ptr.dtype.element_ty), mask=mask)
     elif part < Q_PARTS + KV_PARTS:
         head = (part - Q_PARTS) * HEADS + h
         start = (HQ + head) * DIM
-        x = rotated(qkv_ptr, bias_ptr, start, head < HKV, d, cos, sin, k_norm_ptr, eps, DIM, HAS_NORMS, HAS_BIAS)
+        x = rotated(
+            qkv_ptr, bias_ptr, start, head < HKV, d, cos, sin, k_norm_ptr, eps, plane, DIM, HAS_NORMS, HAS_BIAS, PARTS
+        )
         encode(x, k_ptr, k_scale_ptr, row * HKV + head, (head < HKV) & stored, DIM, WIDTH, K_CODEC)
     else:
         head = (part - Q_PARTS - KV_PARTS) * HEADS + h
-        x = head_values(qkv_ptr, bias_ptr, (HQ + HKV + head) * DIM + d, (head < HKV) & (d < DIM), HAS_BIAS)
+        x = head_values(
+            qkv_ptr, bias_ptr, (HQ + HKV + head) * DIM + d, (head < HKV) & (d < DIM), plane, HAS_BIAS, PARTS
+        )
         encode(x, v_ptr, v_scale_ptr, row * HKV + head, (head < HKV) & stored, DIM, WIDTH, V_CODEC)
 
 
 @triton.jit
-def head_values(qkv_ptr, bias_ptr, at, mask, HAS_BIAS: tl.constexpr):
-    x = tl.load(qkv_ptr + at, mask=mask, other=0.0).to(tl.float32)
+def head_values(qkv_ptr, bias_ptr, at, mask, plane, HAS_BIAS: tl.constexpr, PARTS: tl.constexpr):
+    x = load_parts(qkv_ptr, at, plane, mask, PARTS)
     if HAS_BIAS:
         x += tl.load(bias_ptr + at, mask=mask, other=0.0)
     return x
@@ -99,16 +121,18 @@ def rotated(
     sin,
     norm_ptr,
     eps,
+    plane,
     DIM: tl.constexpr,
     HAS_NORMS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     """Heads [HEADS, groups, 32] from `start` on, normalised if there are norms, and rotated; 0 past DIM."""
     mask = real & (d < DIM)
     other = (d + DIM // 2) % DIM
-    x = head_values(qkv_ptr, bias_ptr, start + d, mask, HAS_BIAS)
+    x = head_values(qkv_ptr, bias_ptr, start + d, mask, plane, HAS_BIAS, PARTS)
     # Its partner of every element: loaded once more, as that is nearer than another lane's register.
-    y = head_values(qkv_ptr, bias_ptr, start + other, mask, HAS_BIAS)
+    y = head_values(qkv_ptr, bias_ptr, start + other, mask, plane, HAS_BIAS, PARTS)
     if HAS_NORMS:
         root = tl.sqrt(tl.sum(tl.sum(x * x, 2), 1) / DIM + eps)[:, None, None]
         x = x / root * tl.load(norm_ptr + d, mask=d < DIM, other=0.0)

@@ -51,10 +51,11 @@ def rotate_and_store_heads(
 ) -> Tensor:
     """Queries [T, Hq, D] in `dtype` of qkv [T, (Hq + 2 Hkv) · D], whose keys and values go to stored rows [T] int64.
 
-    qkv is of any floating dtype; `bias` float32 is added. Tokens whose row does not exist, such as -1, store nothing.
+    qkv is of any floating dtype, and may be in parts [S, T, ...], which are added up first; `bias` float32 is added.
+    Tokens whose row does not exist, such as -1, store nothing.
     `rows`, positions and tables must be older than the kernel in front: see `launch.py`.
     """
-    num_tokens = qkv.shape[0]
+    num_tokens = qkv.shape[-2]
     hq, hkv, dim = shape.num_q_heads, shape.num_kv_heads, shape.dim
     q = torch.empty(num_tokens, hq, dim, dtype=dtype, device=qkv.device)
     if not num_tokens:
@@ -76,7 +77,7 @@ def rotate_and_store_heads(
         k.data if k.scales is None else k.scales,
         v.data,
         v.data if v.scales is None else v.scales,
-        qkv.stride(0),
+        qkv.stride(-2),
         rotation.cos_table.shape[0],
         k.data.shape[0],
         0.0 if norms is None else norms.eps,
@@ -90,6 +91,7 @@ def rotate_and_store_heads(
         HAS_NORMS=norms is not None,
         HAS_BIAS=bias is not None,
         DEPENDENT=dependent,
+        PARTS=1 if qkv.dim() == 2 else len(qkv),
         num_warps=heads,  # a warp for each head whatever their number: its sums are added in one order
         **({"launch_pdl": True} if dependent else {}),
     )

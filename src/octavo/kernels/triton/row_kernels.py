@@ -20,10 +20,11 @@ def add_norm(
     HAS_Y: tl.constexpr,
     HAS_INNER: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    PARTS: tl.constexpr = 1,
 ):
     """Grid (rows). x [T, N] float32 += y [T, N], or + rms_norm(y) · inner [N]; out [T, N] = rms_norm(x) · weight [N].
 
-    Without y, x is only read.
+    Without y, x is only read. y may be in PARTS [PARTS, T, N], which are added up in order.
     """
     n = tl.arange(0, BLOCK)
     mask = n < width
@@ -37,13 +38,25 @@ def add_norm(
     at = tl.program_id(0).to(tl.int64) * width + n
     x = tl.load(x_ptr + at, mask=mask, other=0.0)
     if HAS_Y:
-        y = tl.load(y_ptr + at, mask=mask, other=0.0).to(tl.float32)
+        y = load_parts(y_ptr, at, tl.num_programs(0).to(tl.int64) * width, mask, PARTS)
         if HAS_INNER:
             y = y / tl.sqrt(tl.sum(y * y, 0) / width + inner_eps) * inner
         x += y
         tl.store(x_ptr + at, x, mask=mask)
     out = x / tl.sqrt(tl.sum(x * x, 0) / width + eps) * weight
     tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def load_parts(ptr, at, plane, mask, PARTS: tl.constexpr):
+    """The sum of PARTS planes of what is at `at`, in float32 and in order."""
+    parts = ()
+    for part in tl.static_range(PARTS):
+        parts = parts + (tl.load(ptr + part * plane + at, mask=mask, other=0.0).to(tl.float32),)
+    total = parts[0]
+    for part in tl.static_range(1, PARTS):
+        total += parts[part]
+    return total
 
 
 @triton.jit

@@ -48,6 +48,15 @@ class Linear:
         """Without the bias, for who adds it elsewhere."""
         return self._weight.apply(x)
 
+    def product_in_parts(self, x: Tensor) -> Tensor:
+        """`product`, or parts of it [S, T, N] float32 for who adds them up elsewhere."""
+        y = None if self._fusing is None else self._fusing.apply_in_parts(x)
+        return self._weight.apply(x) if y is None else y
+
+    def in_parts(self, x: Tensor) -> Tensor:
+        """self(x), or parts of it [S, T, N] float32 for who adds them up elsewhere."""
+        return self.product_in_parts(x) if self.bias is None else self(x)
+
     def product_of_half(self, x: HalfNormed) -> Tensor | None:
         """`product` of a norm; None where its kernel does not take that in halves."""
         return None if self._fusing is None else self._fusing.apply_half_normed(x)

@@ -61,6 +61,10 @@ class FusingWeight(PackedWeight, Protocol):
         """`gate(apply(x), activation)`; None where that takes two kernels."""
         ...
 
+    def apply_in_parts(self, x: Tensor) -> Tensor | None:
+        """Parts of `apply(x)` [S, T, N] float32, which add up to it; None where it is not computed in parts."""
+        ...
+
     def apply_half_normed(self, x: HalfNormed) -> Tensor | None:
         """`apply` of the norm; None where a product does not take it in halves."""
         ...

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from octavo.kernels.rows import Activation, HalfNormed, look_up
 from octavo.kernels.triton.gated_product import GatedTile, exact_gated_tile, gated_tile, multiply_gated
+from octavo.kernels.triton.launch import has_warpgroup_products
 from octavo.kernels.triton.skinny_gemm import MAX_ROWS, SkinnyScratch, SkinnyTile, multiply
 from octavo.kernels.triton.skinny_table import ROWS, bucket, dense_tiles, exact_split_rows, exact_tile
+from octavo.kernels.triton.streamed_table import StreamedTile, streamed_gated_tile, streamed_tile
 from octavo.layers.linear.dense_route import stack
 from octavo.layers.linear.route import RouteProperties
 from octavo.layers.quant_tensor import QuantTensor
@@ -26,6 +28,7 @@ class SkinnyWeight:
         self.weight = weight
         self._scratch = scratch
         self._exact = exact
+        self._streams = not exact and has_warpgroup_products(weight.device) and weight.shape[1] % 8 == 0
         if exact:
             for rows in (*ROWS, exact_split_rows(len(weight))):
                 scratch.reserve(self._exact_tile(rows), rows, len(weight))
@@ -50,11 +53,19 @@ class SkinnyWeight:
         return torch.mm(x, self.weight.t(), out_dtype=torch.float32) if y is None else y
 
     def apply_gated(self, x: Tensor | HalfNormed, activation: Activation) -> Tensor | None:
+        streamed = self._streamed_gated_tile(x)
+        if streamed is not None:
+            assert isinstance(x, Tensor)
+            return self._multiply_streamed(x, streamed, self.weight.dtype, gelu=activation == "gelu_tanh")
         half = isinstance(x, HalfNormed)
         tile = self._gated_tile(len(x.weighted if isinstance(x, HalfNormed) else x))
         if tile is None or (half and not isinstance(tile, GatedTile)):
             return None
         return multiply_gated(x, self.weight, activation == "gelu_tanh", tile)
+
+    def apply_in_parts(self, x: Tensor) -> Tensor | None:
+        tile = self._streamed_tile(len(x))
+        return None if tile is None or tile.splits == 1 else self._multiply_streamed(x, tile, torch.float32)
 
     def apply_half_normed(self, x: HalfNormed) -> Tensor | None:
         tile = self._tile(len(x.weighted))
@@ -66,6 +77,8 @@ class SkinnyWeight:
 
     def add_to_(self, total: Tensor, x: Tensor) -> bool:
         tile = self._tile(len(x))
+        if self._streamed_tile(len(x)) is not None:
+            return False
         if self._exact or tile is None or 1 < len(x) <= MAX_ROWS // 2:  # between, nobody has measured
             return False
         multiply(x, self.weight, total, tile, self._scratch, add=True)
@@ -97,8 +110,26 @@ class SkinnyWeight:
             return exact_gated_tile(rows, self._exact_tile(rows))
         return gated_tile(rows, len(self.weight) // 2, self.weight.shape[1], self._scratch.shared_bytes)
 
+    def _streamed_tile(self, rows: int) -> StreamedTile | None:
+        return streamed_tile(rows, *self.weight.shape) if self._streams else None
+
+    def _streamed_gated_tile(self, x: Tensor | HalfNormed) -> StreamedTile | None:
+        if not self._streams or isinstance(x, HalfNormed):
+            return None
+        return streamed_gated_tile(len(x), len(self.weight) // 2, self.weight.shape[1])
+
+    def _multiply_streamed(
+        self, x: Tensor, tile: StreamedTile, dtype: torch.dtype, *, gelu: bool | None = None
+    ) -> Tensor:
+        from octavo.kernels.triton.streamed_product import multiply_streamed
+
+        return multiply_streamed(x.to(self.weight.dtype), self.weight, tile, dtype, gelu=gelu)
+
     def _skinny(self, x: Tensor, dtype: torch.dtype) -> Tensor | None:
         """x · weightᵀ by our kernels; None where the library's product is to serve."""
+        streamed = self._streamed_tile(len(x))
+        if streamed is not None and streamed.splits == 1:
+            return self._multiply_streamed(x, streamed, dtype)
         tile = self._tile(len(x))
         if tile is None:
             return None
