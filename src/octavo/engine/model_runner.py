@@ -31,53 +31,53 @@ class ModelRunner:
         """How decode steps were run, see `GraphRunner.counts`; nothing where there are no graphs."""
         return {} if self.graphs is None else dict(self.graphs.counts)
 
-    @torch.inference_mode()
     def forward(self, batch: StepBatch, following: Following | None = None) -> Tensor:
         """Hidden states [T, H] after the last norm, of every token in batch order. Stores the K/V of each.
 
-        With `following`, tokens that the host does not know yet come from there. Waits for nothing.
+        With `following`, tokens that the host does not know yet come from there. Waits for nothing. In inference mode.
         """
-        counts = np.array([row.num_tokens for row in batch.rows])
-        ends = np.cumsum(counts)
-        beside = [_token_ids(batch), _positions(batch, ends - counts, counts)]
-        sampled = np.array([row.sample for row in batch.rows])
-        if not (sampled.all() and len(counts) == batch.num_tokens):
-            beside.append(ends[sampled] - 1)
+        beside = _one_each(batch) if all(row.sample and len(row.token_ids) == 1 for row in batch.rows) else _any(batch)
         if following is not None:
             sources = np.full(batch.num_tokens, -1)
-            sources[ends - counts] = following.rows
+            sources[np.cumsum([0, *[row.num_tokens for row in batch.rows[:-1]]])] = following.rows
             beside.append(sources)
         token_ids, positions, *more = self.cache.plan(batch, beside)
         if following is not None:
             token_ids = _picked(token_ids, more.pop(), following.drawn)
         self._sampled = more[0] if more else None
-        inputs = ForwardInputs(token_ids, positions, limit=max(row.rope_stop for row in batch.rows))
+        inputs = ForwardInputs(token_ids, positions, limit=max([row.rope_stop for row in batch.rows]))
         return self._model.forward(inputs, self.cache)
 
     def sampled(self, hidden: Tensor) -> Tensor:
         """Of `hidden` [T, H], of the latest batch, the last token's row of each request that asks for a sample."""
         return hidden if self._sampled is None else hidden[self._sampled]
 
-    @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [R, V] float32 of hidden states [R, H]. A row's do not depend on the others."""
+        """Logits [R, V] float32 of hidden states [R, H]. A row's do not depend on the others. In inference mode."""
         return self._model.logits(hidden)
 
+    @torch.inference_mode()
     def execute(self, batch: StepBatch) -> Tensor:
         """Logits [R, V] float32 of the rows that ask for a sample, in batch order. Stores the K/V of every token."""
         return self.logits(self.sampled(self.forward(batch)))
 
 
-def _token_ids(batch: StepBatch) -> NDArray[np.int64]:
-    """[T], of every token in batch order."""
-    return np.fromiter(chain.from_iterable([row.token_ids for row in batch.rows]), np.int64, batch.num_tokens)
+def _one_each(batch: StepBatch) -> list[NDArray[np.int64]]:
+    """Token ids and rotary positions [T] of a batch that samples after its every token, as most steps do."""
+    return [
+        np.array([row.token_ids[0] for row in batch.rows], dtype=np.int64),
+        np.array([row.rope_start for row in batch.rows], dtype=np.int64),
+    ]
 
 
-def _positions(batch: StepBatch, begins: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Rotary positions [T] of every token in batch order, whose rows begin and have so many."""
+def _any(batch: StepBatch) -> list[NDArray[np.int64]]:
+    """Token ids and rotary positions [T] of every token in batch order, and which tokens are sampled after."""
+    counts = np.array([row.num_tokens for row in batch.rows])
+    ends = np.cumsum(counts)
+    token_ids = np.fromiter(chain.from_iterable([row.token_ids for row in batch.rows]), np.int64, batch.num_tokens)
     first = np.array([row.rope_start for row in batch.rows])
-    positions: NDArray[np.int64] = np.arange(batch.num_tokens) + np.repeat(first - begins, counts)
-    return positions
+    positions = np.arange(batch.num_tokens) + np.repeat(first - (ends - counts), counts)
+    return [token_ids, positions, ends[np.array([row.sample for row in batch.rows])] - 1]
 
 
 def _picked(known: Tensor, sources: Tensor, drawn: Tensor) -> Tensor:

@@ -105,7 +105,7 @@ class Sampler:
         if not rows:
             return DrawnTokens(torch.empty(0, dtype=torch.int64, device=self._device), logits, rows)
         adjusted = adjust(self._masks.apply(logits, masks), rows)
-        if self._device.type != "cpu" and all(row.params.greedy for row in rows):
+        if all(row.params.greedy for row in rows):
             return self.drawn(greedy_tokens(adjusted), rows, logits)
         if served(self._device, self._vocab_size):
             settings = draw_settings(rows, self._vocab_size, self._device)

@@ -133,7 +133,9 @@ class StepRunner:
         end = 0
         for state, row in zip(step.states, step.batch.rows, strict=True):
             begin, end = end, end + row.num_tokens
-            self._lives[state.request.request_id].read(hidden[begin:end], row.start, self._runner, self._sampler)
+            live = self._lives[state.request.request_id]
+            if live.reads_hidden:
+                live.read(hidden[begin:end], row.start, self._runner, self._sampler)
 
 
 def _following(step: ScheduledStep, before: LaunchedStep | None) -> Following | None:

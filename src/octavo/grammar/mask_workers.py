@@ -73,10 +73,12 @@ class MaskWorkers:
     def begin(self, matchers: Sequence[GrammarMatcher | None]) -> PendingMasks | None:
         """Fill the masks of those that have a matcher; None if nobody has."""
         rows = [index for index, matcher in enumerate(matchers) if matcher is not None]
+        if not rows:
+            return None
         bits = np.empty((len(rows), self._words), dtype=np.int32)
         asked = [matcher for matcher in matchers if matcher is not None]
         group = self._ask([(matcher, partial(matcher.fill, row)) for matcher, row in zip(asked, bits, strict=True)])
-        return PendingMasks(rows, bits, group) if rows else None
+        return PendingMasks(rows, bits, group)
 
     def finish(self, pending: PendingMasks) -> npt.NDArray[np.int32]:
         """The bits, once they are filled. A row that takes too long is given up, and its matcher fails."""

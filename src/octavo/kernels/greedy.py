@@ -7,6 +7,9 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from octavo.kernels.cpu import rowwise as compiled
+from octavo.kernels.rows import is_compiled
+
 _MOST_PARTS = 64  # that a row is cut into
 _BLOCK = 1024
 _HAS_TRITON = find_spec("triton") is not None
@@ -17,6 +20,8 @@ def greedy_tokens(logits: Tensor) -> Tensor:
 
     Nothing waits for the device.
     """
+    if is_compiled(logits) and logits.numel():
+        return compiled.greedy(logits)
     if logits.device.type == "cpu" or not _HAS_TRITON or logits.stride(1) != 1:
         best, token_ids = logits.max(dim=1)  # NaN wins over every number; the first of equals is taken
         return token_ids.masked_fill_(~best.isfinite(), -1)

@@ -102,7 +102,7 @@ def add_rms_norm_(
         return fused_rows.add_rms_norm_(x, y, weight, eps, dtype, inner)
     if y.dim() > x.dim():
         y = y.sum(0)
-    if _is_compiled(x) and y.dtype == torch.float32 and y.is_contiguous():
+    if is_compiled(x) and y.dtype == torch.float32 and y.is_contiguous():
         return compiled.add_rms_norm_(x, y, weight, eps, inner).to(dtype)
     x += y if inner is None else _rms_norm(y.float(), *inner)
     return _rms_norm(x, weight, eps).to(dtype)
@@ -117,7 +117,7 @@ def _by_triton(x: Tensor) -> bool:
     return x.device.type == "cuda" and _has_triton()
 
 
-def _is_compiled(x: Tensor) -> bool:
+def is_compiled(x: Tensor) -> bool:
     """Whether the compiled kernels take x as it is."""
     is_taken = x.device.type == "cpu" and x.dtype == torch.float32 and x.is_contiguous()
     return is_taken and library.load().functions is not None
@@ -135,7 +135,7 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def best(x: Tensor) -> tuple[Tensor, Tensor]:
     """x [R, N] float32 -> the largest of each row, which is NaN if there is one, and the first place that has it."""
-    if _is_compiled(x) and x.numel():
+    if is_compiled(x) and x.numel():
         return compiled.best(x)
     values, places = x.max(dim=1)
     return values, places
@@ -159,7 +159,7 @@ def rotate_heads(
 
     Queries and keys are normalised, where there are weights for both in `norms`, and then rotated (see `rotate`).
     """
-    if _is_compiled(qkv):
+    if is_compiled(qkv):
         compiled.rotate_heads_(qkv, num_q, num_k, cos, sin, norms, eps)
         return qkv[:, :num_q], qkv[:, num_q : num_q + num_k], qkv[:, num_q + num_k :]
     heads, v = qkv[:, : num_q + num_k], qkv[:, num_q + num_k :]
@@ -202,7 +202,7 @@ def gate(x: Tensor, activation: Activation) -> Tensor:
         from octavo.kernels.triton import fused_rows
 
         return fused_rows.gate(x.contiguous(), activation == "gelu_tanh", x.dtype)
-    if _is_compiled(x):
+    if is_compiled(x):
         return compiled.gate(x, gelu=activation == "gelu_tanh")
     gates, values = x.chunk(2, dim=-1)
     return by_rows(F.silu if activation == "silu" else _gelu_tanh, gates).mul_(values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -88,24 +88,23 @@ class CompiledAttention:
         q0 = 0
         for row in batch.rows:
             q1 = q0 + row.num_tokens
-            place = Placement(q0, q1, row.rope_start)
             if row.storage is StorageKind.DENSE and self._spec.window is not None:
                 routes.append((Route.RING, "windowed layers of a dense sequence"))
                 if row.num_tokens == 1:
                     window = self._spec.window
-                    rings.append(replace(place, base=row.slot * window, ring=window))
+                    rings.append(Placement(q0, q1, row.rope_start, base=row.slot * window, ring=window))
                 else:
                     staged.append(self._staged_ring(row, q0, self._spec.window))
             elif row.storage is StorageKind.DENSE:
                 routes.append((Route.DENSE, "dense sequence"))
-                place = replace(place, base=int(tables[row.slot].blocks_before(group, 1)[0]) * self._block_size)
+                base = int(tables[row.slot].blocks_before(group, 1)[0]) * self._block_size
+                place = Placement(q0, q1, row.rope_start, base=base)
                 written.append(place)
                 direct.append(place)
             else:
                 table = tables[row.slot]
                 blocks = table.blocks_before(group, row.rope_stop)
-                gap = {"keep": table.keep, "skip": table.skip}
-                place = replace(place, blocks=blocks, block_size=self._block_size, **gap)
+                place = Placement(q0, q1, row.rope_start, blocks, self._block_size, 0, 0, table.keep, table.skip)
                 written.append(place)
                 if self._gather_reason is None:
                     fused = row.num_tokens == 1

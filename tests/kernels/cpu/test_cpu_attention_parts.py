@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -58,7 +57,7 @@ def test_sequences_of_all_lengths_computed_together_give_the_bits_of_each_alone(
     storage = Storage(heads, [start + count for start, count in STEPS], "blocks16", torch.float16)
     queries, placements = store_steps(heads, kernel, storage, STEPS)
     alone = [
-        storage.attend(kernel, q, [replace(place, q0=0, q1=len(q))])
+        storage.attend(kernel, q, [place._replace(q0=0, q1=len(q))])
         for q, place in zip(queries, placements, strict=True)
     ]
     assert torch.cat(alone).isfinite().all()
@@ -68,9 +67,28 @@ def test_sequences_of_all_lengths_computed_together_give_the_bits_of_each_alone(
             f"{threads} threads"
         )
         again = [
-            storage.attend(kernel, q, [replace(p, q0=0, q1=len(q))]) for q, p in zip(queries, placements, strict=True)
+            storage.attend(kernel, q, [p._replace(q0=0, q1=len(q))]) for q, p in zip(queries, placements, strict=True)
         ]
         assert torch.equal(torch.cat(again), torch.cat(alone)), f"each alone by {threads} threads"
+
+
+@pytest.mark.parametrize("kind", ["blocks16", "ring"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@every_case
+def test_one_token_each_of_many_sequences_whose_heads_are_taken_together_has_the_bits_of_each_alone(heads, dtype, kind):
+    starts = [0, 5, PART - 1, 90, 700, 2 * PART, 33, 15, 1, 250, 16, 3 * PART - 1]
+    kernel, ring = heads.kernel(), 4 * PART
+    storage = Storage(heads, [start + 1 for start in starts], kind, DTYPES[dtype], ring=ring)
+    queries, placements = store_steps(heads, kernel, storage, [(start, 1) for start in starts])
+    for sinks in (None, torch.linspace(-6, 9, heads.num_q)):
+        alone = [
+            storage.attend(kernel, q, [place._replace(q0=0, q1=1)], sinks)
+            for q, place in zip(queries, placements, strict=True)
+        ]
+        for threads in (1, 2, 3, 5):  # which take the heads of a token one by one where there are more than three
+            library.set_threads(threads)
+            assert torch.equal(storage.attend(kernel, torch.cat(queries), placements, sinks), torch.cat(alone)), threads
+        library.set_threads(1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -102,19 +120,19 @@ def test_positions_of_a_shifted_context_give_the_bits_of_rows_in_order(threads):
     heads, block_size, keep, skip, length = CASES["full"], 16, 32, 48, 700
     q, k, v = heads.draw(length)
     kernel, storage = heads.kernel(), Storage(heads, [length + skip], "blocks16", torch.float16)
-    place = replace(storage.place(0, length, 0), keep=keep, skip=skip)
+    place = storage.place(0, length, 0)._replace(keep=keep, skip=skip)
     assert place.blocks is not None
     hidden = place.blocks.copy()
     num_blocks = len(storage.rows[0].data) // block_size
     unused = np.setdiff1d(np.arange(num_blocks), hidden)[0]  # full of NaN
     hidden[keep // block_size : (keep + skip) // block_size] = unused
-    step = replace(place, blocks=hidden)
+    step = place._replace(blocks=hidden)
     rows = AttentionStep([step])
     kernel.store(k, storage.rows[0], rows)
     kernel.store(v, storage.rows[1], rows)
     library.set_threads(threads)
     for start, stop in ((0, length), (length - 1, length), (500, 503)):
-        got = storage.attend(kernel, q[start:stop], [replace(step, q0=0, q1=stop - start, start=start)])
+        got = storage.attend(kernel, q[start:stop], [step._replace(q0=0, q1=stop - start, start=start)])
         expected = attend(heads, q[start:stop], k[:stop], v[:stop], start, dtype=torch.float16)
         assert torch.equal(got, expected), f"tokens {start} to {stop}"
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from octavo.kernels import rows
 from octavo.kernels.cpu import library, rowwise
+from octavo.kernels.greedy import greedy_tokens
 
 WIDTHS = [1, 7, 15, 16, 17, 31, 576, 577, 1536]
 
@@ -179,6 +180,8 @@ def test_the_best_of_a_row_is_the_largest_at_its_first_place(width):
     values, places = rows.best(x)
     assert torch.equal(values, x.amax(1))
     assert places.tolist() == [row.index(max(row)) for row in x.tolist()]
+    places[1] = -1  # of no use to who samples
+    assert torch.equal(greedy_tokens(x), places)
 
 
 @pytest.mark.parametrize("place", [0, 15, 16, 20_000, 49_151, 49_152])
@@ -190,3 +193,4 @@ def test_what_is_no_number_is_the_best_of_its_row_alone(place):
     values, places = rows.best(x)
     assert torch.equal(values.isnan(), torch.tensor([False, True, False]))
     assert places[1] == place and places[2] == 40_000 and values[2] == torch.inf
+    assert greedy_tokens(x).tolist() == [places[0], -1, -1]

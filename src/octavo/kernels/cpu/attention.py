@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -23,8 +22,7 @@ _MOST_QUERIES_PER_HEAD = 32
 _TILE_ROWS, _PART, _BATCH, _MOST_PARTIALS = 32, 256, 64, 4 << 20  # as csrc/part.h and csrc/attention.c have them
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """Packed tokens `[q0, q1)` of one sequence, the first at position `start`, and where its positions are stored.
 
     Position p lies in row `blocks[p // block_size] * block_size + p % block_size`; without `blocks` (int64) in
@@ -79,14 +77,16 @@ class AttentionStep:
     """Sequences of one step, for every layer of a group."""
 
     def __init__(self, placements: Sequence[Placement]) -> None:
-        self._tables = [p.blocks for p in placements]  # kept alive
-        self._structs = (library.Sequence * len(placements))()
-        for struct, p in zip(self._structs, placements, strict=True):
-            struct.first_token, struct.num_tokens, struct.start = p.q0, p.q1 - p.q0, p.start
-            struct.blocks = None if p.blocks is None else p.blocks.ctypes.data
-            struct.block_size, struct.base, struct.ring = p.block_size, p.base, p.ring
-            struct.keep, struct.skip = p.keep, p.skip
-        self.pointer = ctypes.addressof(self._structs)
+        self._kept_alive = placements
+        # `octavo_sequence`s: all their fields are 64 bits wide.
+        self._structs = np.array(
+            [
+                (q0, q1 - q0, start, 0 if blocks is None else blocks.ctypes.data, *others)
+                for q0, q1, start, blocks, *others in placements
+            ],
+            dtype=np.int64,
+        )
+        self.pointer = self._structs.ctypes.data
         self.count = len(placements)
 
 
@@ -163,13 +163,12 @@ class AttentionKernel:
         qkv [T, Hq + 2 Hkv, D] float32, contiguous, is overwritten. `rotation` is cos and sin [T, D] float32, sin with
         the sign of its half. Otherwise as `run`.
         """
-        cos, sin = rotation
+        turn = library.Rotation(rotation[0].data_ptr(), rotation[1].data_ptr())
         failed = self._functions.octavo_attend_qkv(
             qkv.data_ptr(),
             qkv.shape[0],
             qkv.shape[2],
-            cos.data_ptr(),
-            sin.data_ptr(),
+            ctypes.addressof(turn),
             None if norms is None else norms.q.data_ptr(),
             None if norms is None else norms.k.data_ptr(),
             0.0 if norms is None else norms.eps,

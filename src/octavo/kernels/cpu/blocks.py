@@ -100,10 +100,6 @@ class _Group(ctypes.Structure):
     _fields_ = (("sequences", c_void_p), ("count", c_int64), ("in_rings", c_int64))
 
 
-class _Rotation(ctypes.Structure):
-    _fields_ = (("cos", c_void_p), ("sin", c_void_p))
-
-
 @dataclass(frozen=True, slots=True)
 class LayerRows:
     """Where one layer keeps keys and values of equal width, how its heads attend, and of which group it is."""
@@ -171,15 +167,18 @@ class CompiledBlocks:
         """
         assert call.layers.count == len(self._blocks)
         assert x.is_contiguous(), x.stride()
-        turns = [(rotation.cos, rotation.sin) for rotation in rotations]
-        pairs = (_Rotation * len(turns))(*[_Rotation(cos.data_ptr(), sin.data_ptr()) for cos, sin in turns])
+        turns = [
+            library.Rotation(each.cos_table.data_ptr(), each.sin_table.data_ptr(), each.positions.data_ptr())
+            for each in rotations
+        ]
+        structs = (library.Rotation * len(turns))(*turns)
         y = torch.empty_like(x)
         failed = self._function(
             self._pointer,
             call.layers.pointer,
             len(self._blocks),
             call.pointer,
-            ctypes.addressof(pairs),
+            ctypes.addressof(structs),
             x.data_ptr(),
             x.shape[0],
             x.shape[1],

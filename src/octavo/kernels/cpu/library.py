@@ -32,22 +32,6 @@ class WeightPart(ctypes.Structure):
     )
 
 
-class Sequence(ctypes.Structure):
-    """`octavo_sequence`: one sequence's part of a step, and where its positions lie."""
-
-    _fields_ = (
-        ("first_token", c_int64),
-        ("num_tokens", c_int64),
-        ("start", c_int64),
-        ("blocks", c_void_p),
-        ("block_size", c_int64),
-        ("base", c_int64),
-        ("ring", c_int64),
-        ("keep", c_int64),
-        ("skip", c_int64),
-    )
-
-
 class Rows(ctypes.Structure):
     """`octavo_rows`: stored keys or values."""
 
@@ -63,6 +47,12 @@ class Rows(ctypes.Structure):
         ("scaled", c_int64),
         ("tables", c_void_p),
     )
+
+
+class Rotation(ctypes.Structure):
+    """`octavo_rotation`: tables of cos and sin, and where in them tokens are; their own rows without positions."""
+
+    _fields_ = (("cos", c_void_p), ("sin", c_void_p), ("positions", c_void_p))
 
 
 class Heads(ctypes.Structure):
@@ -92,10 +82,11 @@ _PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
     ),
     "octavo_rotate": (
         None,
-        (c_void_p, c_int64, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_float),
+        (c_void_p, c_int64, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_float),
     ),
     "octavo_gate": (None, (c_void_p, c_int64, c_int64, c_int32, c_void_p)),
     "octavo_best": (c_int32, (c_void_p, c_int64, c_int64, c_void_p, c_void_p)),
+    "octavo_greedy": (c_int32, (c_void_p, c_int64, c_int64, c_void_p)),
     "octavo_store": (None, (c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64)),
     "octavo_attend": (
         c_int32,
@@ -104,7 +95,7 @@ _PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
     "octavo_attend_qkv": (
         c_int32,
         (
-            *(c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_float),
+            *(c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_float),
             *(c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p),
         ),
     ),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 from torch import Tensor
 
 from octavo.errors import CapacityError
 from octavo.kernels.cpu import library
+
+_NO_MEMORY = "no memory is left to find the best of the logits; lower --max-context"
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -60,6 +64,7 @@ def rotate_heads_(
     functions = library.load().functions
     assert functions is not None
     num_tokens, num_heads, dim = qkv.shape
+    rotation = library.Rotation(cos.data_ptr(), sin.data_ptr())
     functions.octavo_rotate(
         qkv.data_ptr(),
         num_tokens,
@@ -67,8 +72,7 @@ def rotate_heads_(
         num_q,
         num_k,
         dim,
-        cos.data_ptr(),
-        sin.data_ptr(),
+        ctypes.addressof(rotation),
         None if norms is None else norms[0].data_ptr(),
         None if norms is None else norms[1].data_ptr(),
         eps,
@@ -94,5 +98,18 @@ def best(x: Tensor) -> tuple[Tensor, Tensor]:
     assert functions is not None
     values, places = torch.empty(len(x)), torch.empty(len(x), dtype=torch.int64)
     if functions.octavo_best(x.data_ptr(), len(x), x.shape[1], values.data_ptr(), places.data_ptr()):
-        raise CapacityError("no memory is left to find the best of the logits; lower --max-context")
+        raise CapacityError(_NO_MEMORY)
     return values, places
+
+
+def greedy(x: Tensor) -> Tensor:
+    """x [R, N] float32, contiguous, N > 0 -> [R] int64: the first place of the largest, -1 where that is not finite.
+
+    Raises as `best`.
+    """
+    functions = library.load().functions
+    assert functions is not None
+    places = torch.empty(len(x), dtype=torch.int64)
+    if functions.octavo_greedy(x.data_ptr(), len(x), x.shape[1], places.data_ptr()):
+        raise CapacityError(_NO_MEMORY)
+    return places

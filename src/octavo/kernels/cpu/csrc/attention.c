@@ -41,8 +41,6 @@ typedef struct {
 
 static int64_t align(int64_t floats) { return (floats + 15) / 16 * 16; }
 
-static int64_t num_rows(const row_tile *rows) { return (rows->t1 - rows->t0) * rows->group; }
-
 static int64_t partial_floats(int64_t rows, int64_t v_dim) { return 2 * align(rows) + rows * v_dim; }
 
 static partial partial_at(float *floats, int64_t rows) {
@@ -66,8 +64,8 @@ static workspace make_workspace(int64_t k_dim, int64_t v_dim) {
 static void load_queries(const attention *a, const tile *t, const workspace *w) {
     const row_tile *rows = &t->rows;
     const int64_t dim = rows->k->dim;
-    for (int64_t r = 0; r < num_rows(rows); r++) {
-        const int64_t token = rows->sequence->first_token + rows->t0 + r / rows->group, head = rows->head * rows->group + r % rows->group;
+    for (int64_t r = 0; r < rows_of_tile(rows); r++) {
+        const int64_t token = rows->sequence->first_token + token_of(rows, r), head = query_head_of(rows, r);
         const float *q = a->q + token * a->q_stride + head * dim;
         for (int64_t d = 0; d < dim; d += VL) store(w->q + r * dim + d, load(q + d) * splat(rows->heads->scale));
     }
@@ -76,16 +74,16 @@ static void load_queries(const attention *a, const tile *t, const workspace *w) 
 // What a row has before its first part: nothing, or its sink, whose weight is exp(sink - largest) = 1, of no value.
 static void begin_total(const attention *a, const tile *t, const workspace *w) {
     const row_tile *rows = &t->rows;
-    memset(w->total.out, 0, (size_t)(num_rows(rows) * rows->v->dim) * 4);
-    for (int64_t r = 0; r < num_rows(rows); r++) {
-        const float sink = a->sinks ? a->sinks[rows->head * rows->group + r % rows->group] : HIDDEN;
+    memset(w->total.out, 0, (size_t)(rows_of_tile(rows) * rows->v->dim) * 4);
+    for (int64_t r = 0; r < rows_of_tile(rows); r++) {
+        const float sink = a->sinks ? a->sinks[query_head_of(rows, r)] : HIDDEN;
         w->total.largest[r] = sink > HIDDEN ? sink : HIDDEN;
         w->total.sum[r] = a->sinks ? 1.0f : 0.0f;
     }
 }
 
 static void add_part_to_total(const tile *t, int64_t part, partial result, const workspace *w) {
-    for (int64_t r = 0; r < num_rows(&t->rows); r++) {
+    for (int64_t r = 0; r < rows_of_tile(&t->rows); r++) {
         const visible seen = seen_by(&t->rows, r, part * PART);
         if (seen.low < seen.high) add_partial(w->total, result, r, t->rows.v->dim);
     }
@@ -98,8 +96,8 @@ static void end_total(const attention *a, const tile *t, const workspace *w) {
     const row_tile *rows = &t->rows;
     const int64_t dim = rows->v->dim;
     vi bad = splat_i(0);
-    for (int64_t r = 0; r < num_rows(rows); r++) {
-        const int64_t token = rows->sequence->first_token + rows->t0 + r / rows->group, head = rows->head * rows->group + r % rows->group;
+    for (int64_t r = 0; r < rows_of_tile(rows); r++) {
+        const int64_t token = rows->sequence->first_token + token_of(rows, r), head = query_head_of(rows, r);
         float *out = a->out + token * a->out_stride + head * dim;
         const vf sum = splat(w->total.sum[r]);
         for (int64_t d = 0; d < dim; d += VL) {
@@ -133,7 +131,7 @@ static void attend_tile(const attention *a, const tile *t, const workspace *w) {
 
 // One part of a tile that threads share. Who computes the last one adds up all, in their order.
 static void attend_shared(const attention *a, tile *t, int64_t index, const workspace *w) {
-    const int64_t rows = num_rows(&t->rows), floats = partial_floats(rows, t->rows.v->dim);
+    const int64_t rows = rows_of_tile(&t->rows), floats = partial_floats(rows, t->rows.v->dim);
     load_queries(a, t, w);
     attend_part(&t->rows, (t->first_part + index) * PART, w, partial_at(t->partials + index * floats, rows));
     if (atomic_fetch_sub(&t->left, 1) > 1) return;
@@ -162,7 +160,7 @@ static void attend_items(void *job, int64_t first, int64_t last) {
 
 // Tiles of all sequences, the last tokens of each first: they see the most. Returns how many; `tiles` may be NULL.
 static int64_t list_tiles(const octavo_sequence *sequences, int64_t count, row_tile rows, tile *tiles) {
-    const int64_t tokens = TILE_ROWS / rows.group;
+    const int64_t tokens = TILE_ROWS / (rows.group * rows.num_heads), num_heads = rows.num_heads;
     int64_t listed = 0;
     for (const octavo_sequence *s = sequences; s < sequences + count; s++)
         for (int64_t i = (s->num_tokens + tokens - 1) / tokens - 1; i >= 0; i--) {
@@ -171,14 +169,23 @@ static int64_t list_tiles(const octavo_sequence *sequences, int64_t count, row_t
             rows.t1 = rows.t0 + tokens < s->num_tokens ? rows.t0 + tokens : s->num_tokens;
             const int64_t first = first_visible(rows.heads, s->start + rows.t0) / PART;
             const int64_t parts = (s->start + rows.t1 - 1) / PART + 1 - first;
-            for (rows.head = 0; rows.head < rows.heads->num_kv_heads; rows.head++, listed++)
+            for (rows.head = 0; rows.head < rows.heads->num_kv_heads; rows.head += num_heads, listed++)
                 if (tiles) tiles[listed] = (tile){.rows = rows, .first_part = first, .num_parts = parts};
         }
     return listed;
 }
 
+// How many K/V heads tiles have. A token's heads lie side by side: where enough sequences have one token each, a tile
+// takes all of them, so that memory is read from one end to the other.
+static int64_t heads_of_tiles(const octavo_sequence *sequences, int64_t count, const octavo_heads *heads) {
+    if (heads->num_q_heads > TILE_ROWS || count < octavo_threads() * 4) return 1;
+    for (int64_t i = 0; i < count; i++)
+        if (sequences[i].num_tokens != 1) return 1;
+    return heads->num_kv_heads;
+}
+
 static int64_t shared_floats(const tile *t) {
-    return t->num_parts * partial_floats(num_rows(&t->rows), t->rows.v->dim);
+    return t->num_parts * partial_floats(rows_of_tile(&t->rows), t->rows.v->dim);
 }
 
 // The items of all tiles, into `job`, with memory for partial results. Returns how many; 0 if memory ran out.
@@ -213,7 +220,8 @@ static int64_t list_items(attention *job, int64_t num_tiles, int64_t threads) {
 int32_t octavo_attend(const float *q, int64_t q_stride, const octavo_rows *k, const octavo_rows *v,
                       const octavo_sequence *sequences, int64_t count, const octavo_heads *heads, const float *sinks,
                       float *out) {
-    const row_tile rows = {.heads = heads, .k = k, .v = v, .group = heads->num_q_heads / heads->num_kv_heads};
+    const row_tile rows = {.heads = heads, .k = k, .v = v, .group = heads->num_q_heads / heads->num_kv_heads,
+                           .num_heads = heads_of_tiles(sequences, count, heads)};
     const int64_t num_tiles = list_tiles(sequences, count, rows, NULL);
     if (num_tiles == 0) return 0;
     _Atomic int failed = 0;

@@ -11,12 +11,12 @@
 // What happens to projected heads x [tokens, Hq + 2 Hkv, dim], which are overwritten: queries and keys are normalised,
 // where there are weights, and rotated, keys and values stored, and all attended to -> out [tokens, Hq, dim].
 // Returns 0, or 1 if memory ran out.
-int32_t octavo_attend_qkv(float *x, int64_t tokens, int64_t dim, const float *cos, const float *sin,
+int32_t octavo_attend_qkv(float *x, int64_t tokens, int64_t dim, const octavo_rotation *rotation,
                           const float *q_weight, const float *k_weight, float eps, const octavo_rows *k,
                           const octavo_rows *v, const octavo_sequence *sequences, int64_t count,
                           const octavo_heads *heads, const float *sinks, float *out) {
     const int64_t num_q = heads->num_q_heads, num_kv = heads->num_kv_heads, stride = (num_q + 2 * num_kv) * dim;
-    octavo_rotate(x, tokens, stride, num_q, num_kv, dim, cos, sin, q_weight, k_weight, eps);
+    octavo_rotate(x, tokens, stride, num_q, num_kv, dim, rotation, q_weight, k_weight, eps);
     octavo_store(x + num_q * dim, stride, num_kv, k, sequences, count);
     octavo_store(x + (num_q + num_kv) * dim, stride, num_kv, v, sequences, count);
     return octavo_attend(x, stride, k, v, sequences, count, heads, sinks, out);
@@ -67,11 +67,6 @@ typedef struct {
     int64_t count, in_rings;
 } octavo_group_step;
 
-// cos and sin [tokens, dim].
-typedef struct {
-    const float *cos, *sin;
-} octavo_rotation;
-
 static int32_t multiply(const matrix *w, const float *x, int64_t columns, int64_t tokens, float *y) {
     return octavo_linear(w->parts, w->num_parts, columns, x, columns, tokens, y, w->rows);
 }
@@ -102,8 +97,7 @@ int32_t octavo_blocks(const octavo_block *blocks, const octavo_block_store *stor
         if (b->bias)
             for (int64_t t = 0; t < tokens; t++)
                 for (int64_t n = 0; n < b->qkv.rows; n++) qkv[t * b->qkv.rows + n] += b->bias[n];
-        const octavo_rotation *rotation = rotations + b->rotation;
-        if (octavo_attend_qkv(qkv, tokens, dim, rotation->cos, rotation->sin, b->q_norm, b->k_norm, b->eps, kv[0], kv[1],
+        if (octavo_attend_qkv(qkv, tokens, dim, rotations + b->rotation, b->q_norm, b->k_norm, b->eps, kv[0], kv[1],
                               g->sequences, g->count, s->heads, s->sinks, attended)) return 1;
         if (multiply(&b->o, attended, s->heads->num_q_heads * dim, tokens, added)) return 1;
         octavo_add_rms_norm(x, added, b->attention_out_norm, b->eps, b->mlp_norm, tokens, width, b->eps, normed);

@@ -24,13 +24,26 @@ typedef struct {
     partial part, total;
 } workspace;
 
-// Rows of queries, those of one K/V head for tokens [t0, t1) of a sequence.
+// Rows of queries, those of K/V heads [head, head + num_heads) for tokens [t0, t1) of a sequence, head by head.
 typedef struct {
     const octavo_sequence *sequence;
     const octavo_heads *heads;
     const octavo_rows *k, *v;
-    int64_t head, group, t0, t1;
+    int64_t head, num_heads, group, t0, t1;
 } row_tile;
+
+INLINE int64_t rows_of_head(const row_tile *tile) { return (tile->t1 - tile->t0) * tile->group; }
+
+INLINE int64_t rows_of_tile(const row_tile *tile) { return tile->num_heads * rows_of_head(tile); }
+
+// A row's token of the sequence, and its head of queries.
+INLINE int64_t token_of(const row_tile *tile, int64_t row) {
+    return tile->t0 + row % rows_of_head(tile) / tile->group;
+}
+
+INLINE int64_t query_head_of(const row_tile *tile, int64_t row) {
+    return (tile->head + row / rows_of_head(tile)) * tile->group + row % tile->group;
+}
 
 // What of positions [begin, begin + PART) row `row` of a tile sees, counted from begin: nothing where low >= high.
 typedef struct {
@@ -38,7 +51,7 @@ typedef struct {
 } visible;
 
 INLINE visible seen_by(const row_tile *tile, int64_t row, int64_t begin) {
-    const int64_t position = tile->sequence->start + tile->t0 + row / tile->group;
+    const int64_t position = tile->sequence->start + token_of(tile, row);
     const int64_t low = first_visible(tile->heads, position) - begin, high = position + 1 - begin;
     return (visible){low < 0 ? 0 : low, high > PART ? PART : high};
 }
@@ -61,13 +74,15 @@ INLINE int find_elements(const octavo_rows *stored, const int64_t *rows, int64_t
 }
 
 // Begin to load rows [from, to) of `rows`. A head's rows that lie side by side the processor loads ahead by itself.
-INLINE void load_ahead(const octavo_rows *stored, const int64_t *rows, int64_t head, int64_t from, int64_t to) {
+INLINE void load_ahead(const octavo_rows *stored, const int64_t *rows, const row_tile *tile, int64_t from, int64_t to) {
     if (stored->dtype > BF16 || stored->row_stride == stored->dim) return;
     const int64_t size = stored->dtype == F32 ? 4 : 2;
-    const char *data = (const char *)stored->data + head * stored->head_stride * size;
     for (int64_t i = from; i < to; i++)
-        for (int64_t at = 0; at < stored->dim * size; at += 64)
-            __builtin_prefetch(data + rows[i] * stored->row_stride * size + at);
+        for (int64_t head = tile->head; head < tile->head + tile->num_heads; head++) {
+            const int64_t begin = rows[i] * stored->row_stride + head * stored->head_stride;
+            const char *data = (const char *)stored->data + begin * size;
+            for (int64_t at = 0; at < stored->dim * size; at += 64) __builtin_prefetch(data + at);
+        }
 }
 
 // CALL(dtype, rows) with both constant, for 1 to BLOCK rows.
@@ -94,37 +109,44 @@ INLINE void load_ahead(const octavo_rows *stored, const int64_t *rows, int64_t h
     }
 
 // weights[r][from, to) = q[r] · keys, where from and to are multiples of LANES around what the tile sees.
-static void score_part(const row_tile *tile, int64_t rows, int64_t from, int64_t to, const workspace *w) {
-    const int64_t dim = tile->k->dim;
+static void score_part(const row_tile *tile, int64_t from, int64_t to, const workspace *w) {
+    const int64_t dim = tile->k->dim, rows = rows_of_head(tile);
     const int few = rows <= FEW_ROWS;
-    if (few) load_ahead(tile->k, w->rows, tile->head, from, from + AHEAD < to ? from + AHEAD : to);
+    if (few) load_ahead(tile->k, w->rows, tile, from, from + AHEAD < to ? from + AHEAD : to);
     for (int64_t key = from; key < to; key += LANES) {
         if (few) {
-            if (key + AHEAD < to) load_ahead(tile->k, w->rows, tile->head, key + AHEAD, key + AHEAD + LANES);
-            load_ahead(tile->v, w->rows, tile->head, key, key + LANES);
+            if (key + AHEAD < to) load_ahead(tile->k, w->rows, tile, key + AHEAD, key + AHEAD + LANES);
+            load_ahead(tile->v, w->rows, tile, key, key + LANES);
         }
-        const char *keys[LANES];
-        const int dtype = find_elements(tile->k, w->rows + key, tile->head, LANES, few, w->staging, keys);
-        for (int64_t r = 0; r < rows; r += BLOCK)
-            for (int v = 0; v < NV; v++) {
-#define SCORE(dtype, count)                                                                                          \
-    score_keys(dtype, keys + v * VL, w->q + r * dim, dim, count, PART, w->weights + r * PART + key + v * VL)
-                OF_DTYPE(SCORE, dtype, rows - r)
-            }
+        for (int64_t head = 0; head < tile->num_heads; head++) {
+            const char *keys[LANES];
+            const float *q = w->q + head * rows * dim;
+            float *scores = w->weights + head * rows * PART + key;
+            const int dtype = find_elements(tile->k, w->rows + key, tile->head + head, LANES, few, w->staging, keys);
+            for (int64_t r = 0; r < rows; r += BLOCK)
+                for (int v = 0; v < NV; v++) {
+#define SCORE(dtype, count) score_keys(dtype, keys + v * VL, q + r * dim, dim, count, PART, scores + r * PART + v * VL)
+                    OF_DTYPE(SCORE, dtype, rows - r)
+                }
+        }
     }
 }
 
-static void add_part(const row_tile *tile, int64_t rows, int64_t from, int64_t to, const workspace *w, float *out) {
-    const int64_t dim = tile->v->dim;
-    memset(out, 0, (size_t)(rows * dim) * 4);
+static void add_part(const row_tile *tile, int64_t from, int64_t to, const workspace *w, float *out) {
+    const int64_t dim = tile->v->dim, rows = rows_of_head(tile);
+    memset(out, 0, (size_t)(rows_of_tile(tile) * dim) * 4);
     for (int64_t key = from; key < to; key += BATCH) {
         const int64_t count = to - key < BATCH ? to - key : BATCH;
-        const char *values[BATCH];
-        const int dtype =
-            find_elements(tile->v, w->rows + key, tile->head, count, rows <= FEW_ROWS, w->staging, values);
-        for (int64_t r = 0; r < rows; r += BLOCK) {
-#define ADD(dtype, n) add_values(dtype, values, w->weights + r * PART + key, PART, dim, count, n, out + r * dim)
-            OF_DTYPE(ADD, dtype, rows - r)
+        for (int64_t head = 0; head < tile->num_heads; head++) {
+            const char *values[BATCH];
+            const float *weights = w->weights + head * rows * PART + key;
+            float *sums = out + head * rows * dim;
+            const int dtype = find_elements(tile->v, w->rows + key, tile->head + head, count, rows <= FEW_ROWS,
+                                            w->staging, values);
+            for (int64_t r = 0; r < rows; r += BLOCK) {
+#define ADD(dtype, n) add_values(dtype, values, weights + r * PART, PART, dim, count, n, sums + r * dim)
+                OF_DTYPE(ADD, dtype, rows - r)
+            }
         }
     }
 }
@@ -160,18 +182,18 @@ INLINE void weigh_row(float *scores, int64_t from, int64_t to, visible seen, flo
 
 // The part of a tile at `begin`, into `result`; its queries are in w->q. Of rows that see nothing of it: anything.
 static void attend_part(const row_tile *tile, int64_t begin, const workspace *w, partial result) {
-    const int64_t rows = (tile->t1 - tile->t0) * tile->group;
+    const int64_t rows = rows_of_tile(tile);
     const int64_t first = seen_by(tile, 0, begin).low, last = seen_by(tile, rows - 1, begin).high;
     const int64_t from = first / LANES * LANES, to = (last + LANES - 1) / LANES * LANES;
     find_rows(tile->sequence, begin + first, begin + last, w->rows + first);
     // The vectors' other lanes: whatever is there, nobody looks at its score.
     for (int64_t i = from; i < first; i++) w->rows[i] = w->rows[first];
     for (int64_t i = last; i < to; i++) w->rows[i] = w->rows[last - 1];
-    score_part(tile, rows, from, to, w);
+    score_part(tile, from, to, w);
     for (int64_t r = 0; r < rows; r++)
         weigh_row(w->weights + r * PART, from, to, seen_by(tile, r, begin), tile->heads->softcap, result.largest + r,
                   result.sum + r);
-    add_part(tile, rows, first, last, w, result.out);
+    add_part(tile, first, last, w, result.out);
 }
 
 // total += part, for row `row` of both; a row's parts are added in their order. One function for every use: inlined, a

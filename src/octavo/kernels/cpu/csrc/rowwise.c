@@ -83,7 +83,8 @@ void octavo_add_rms_norm(float *x, const float *added, const float *inner_weight
 typedef struct {
     float *x;
     int64_t stride, num_q, num_k, dim;
-    const float *cos, *sin, *q_weight, *k_weight;
+    octavo_rotation rotation;
+    const float *q_weight, *k_weight;
     float eps;
 } rotate_job;
 
@@ -91,7 +92,8 @@ static void rotate_item(void *job, int64_t first, int64_t last) {
     const rotate_job *j = job;
     const int64_t half = j->dim / 2;
     for (int64_t token = first; token < last; token++) {
-        const float *cos = j->cos + token * j->dim, *sin = j->sin + token * j->dim;
+        const int64_t at = (j->rotation.positions ? j->rotation.positions[token] : token) * j->dim;
+        const float *cos = j->rotation.cos + at, *sin = j->rotation.sin + at;
         for (int64_t head = 0; head < j->num_q + j->num_k; head++) {
             float *x = j->x + token * j->stride + head * j->dim;
             const float *weight = head < j->num_q ? j->q_weight : j->k_weight;
@@ -112,10 +114,10 @@ static void rotate_item(void *job, int64_t first, int64_t last) {
 }
 
 // In place: the first num_q + num_k heads of every row of x (rows `stride` apart) are normalised, where there is a
-// weight [dim] for them, and rotated by cos and sin [rows, dim], where sin carries the sign of its half.
-void octavo_rotate(float *x, int64_t rows, int64_t stride, int64_t num_q, int64_t num_k, int64_t dim, const float *cos,
-                   const float *sin, const float *q_weight, const float *k_weight, float eps) {
-    rotate_job job = {x, stride, num_q, num_k, dim, cos, sin, q_weight, k_weight, eps};
+// weight [dim] for them, and rotated; tables have `dim` columns.
+void octavo_rotate(float *x, int64_t rows, int64_t stride, int64_t num_q, int64_t num_k, int64_t dim,
+                   const octavo_rotation *rotation, const float *q_weight, const float *k_weight, float eps) {
+    rotate_job job = {x, stride, num_q, num_k, dim, *rotation, q_weight, k_weight, eps};
     octavo_parallel(rows, rows_per_item((num_q + num_k) * dim), rotate_item, &job);
 }
 
@@ -188,6 +190,21 @@ static void best_item(void *job, int64_t first, int64_t last) {
     }
 }
 
+// The first place from `from` on that has the value, or is NaN. There is one.
+static int64_t first_place(const float *x, int64_t from, int64_t width, float value) {
+    int64_t i = from;
+    for (; i + LANES <= width; i += LANES) {
+        vi found = splat_i(0);
+        for (int v = 0; v < NV; v++) {
+            const vf here = load(x + i + v * VL);
+            found |= (here == splat(value)) | (here != here);
+        }
+        if (any_lane(found)) break;
+    }
+    while (x[i] != value && x[i] == x[i]) i++;
+    return i;
+}
+
 // Of every row of x [rows, width]: the largest value, which is NaN if there is one, and the first place that has it.
 // Returns 0, or 1 if memory ran out.
 int32_t octavo_best(const float *x, int64_t rows, int64_t width, float *best, int64_t *index) {
@@ -201,11 +218,17 @@ int32_t octavo_best(const float *x, int64_t rows, int64_t width, float *best, in
         int64_t first = 0;
         for (int64_t p = 1; p < pieces && largest[first] == largest[first]; p++)
             if (!(largest[p] <= largest[first])) first = p;
-        const float *values = x + row * width;
-        int64_t i = first * piece;
-        while (values[i] != largest[first] && values[i] == values[i]) i++;
         best[row] = largest[first];
-        index[row] = i;
+        index[row] = first_place(x + row * width, first * piece, width, largest[first]);
     }
+    return 0;
+}
+
+// Of every row of x [rows, width] the first place of the largest value, -1 if that is not finite. Returns as above.
+int32_t octavo_greedy(const float *x, int64_t rows, int64_t width, int64_t *index) {
+    float *best = octavo_scratch(SCRATCH_BLOCKS, rows * 4);
+    if (best == NULL || octavo_best(x, rows, width, best, index)) return 1;
+    for (int64_t row = 0; row < rows; row++)
+        if (!isfinite(best[row])) index[row] = -1;
     return 0;
 }
