@@ -23,10 +23,10 @@ from tests.kernels.cpu.codec_cases import (
 from tests.kernels.cpu.linear_cases import (
     OFFSETS,
     assert_is_the_product,
+    assert_looks_up_rows,
     assert_rows_do_not_depend_on_their_number,
     draw_matrix,
     draw_rows,
-    values_of,
 )
 
 # What the library calls itself: the processor's flags that it takes, and the compiler's.
@@ -69,7 +69,7 @@ def instructions(request, tmp_path_factory):
 @pytest.mark.usefixtures("instructions")
 class TestInstructionSets:
     @pytest.mark.parametrize("group", [16, 32])
-    @pytest.mark.parametrize("bits", [4, 8])
+    @pytest.mark.parametrize("bits", [4, 5, 6, 8])
     def test_products(self, bits, group):
         for offset in OFFSETS:
             for num_rows, columns in ((37, 96), (16, 576)):
@@ -78,10 +78,10 @@ class TestInstructionSets:
                 assert_is_the_product(packed.multiply(x), x, [matrix])
                 assert_rows_do_not_depend_on_their_number(packed, x, [1, 2, 3, 4, 5, 15, 16, 17, 33])
                 ids = torch.tensor([num_rows - 1, 0, 7])
-                assert torch.equal(packed.lookup(ids), values_of(matrix)[ids].float())
+                assert_looks_up_rows(packed, matrix, ids)
 
     def test_largest_codes_and_activations_do_not_overflow(self):
-        for bits in (4, 8):
+        for bits in (4, 5, 8):
             matrix = draw_matrix(16, 64, bits, 32, "plain")
             matrix.codes.fill_(2**bits - 1)
             for sign in (1.0, -1.0):

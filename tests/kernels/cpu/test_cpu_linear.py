@@ -10,6 +10,7 @@ from octavo.kernels.cpu.linear import PackedAffine, packed_bytes
 from tests.kernels.cpu.linear_cases import (
     OFFSETS,
     assert_is_the_product,
+    assert_looks_up_rows,
     assert_rows_do_not_depend_on_their_number,
     draw_matrix,
     draw_rows,
@@ -89,8 +90,9 @@ def test_the_number_of_threads_changes_no_bit(rows):
 
 @pytest.mark.parametrize("exponent", [-115, -100, -60, -20, 15, 60, 100])
 @pytest.mark.parametrize("offset", ["zero", "minimum"])
-def test_scales_of_any_size_survive_their_float16_form(offset, exponent):
-    matrix = draw_matrix(20, 64, 4, 32, offset, size=2.0**exponent)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_scales_of_any_size_survive_their_16_bit_form(bits, offset, exponent):
+    matrix = draw_matrix(20, 64, bits, 32, offset, size=2.0**exponent)
     x = draw_rows(17, 64)
     y = PackedAffine([matrix]).multiply(x)
     assert_is_the_product(y, x, [matrix])
@@ -107,14 +109,27 @@ def test_scales_that_float16_does_not_hold_are_rounded_to_eleven_bits():
     assert not torch.equal(read, exact)
 
 
+@pytest.mark.parametrize("columns", [96, 1536])
 @every_form
-def test_looked_up_rows_are_the_dequantised_ones(bits, group, offset):
-    matrix = draw_matrix(37, 96, bits, group, offset)
+def test_looked_up_rows_are_the_dequantised_ones_up_to_the_rounding_of_scales(bits, group, offset, columns):
+    matrix = draw_matrix(37, columns, bits, group, offset)
     ids = torch.tensor([36, 0, 15, 16, 16, 31, 32, 5])
-    expected = values_of(matrix)[ids].float()
     packed = PackedAffine([matrix])
-    assert torch.equal(packed.lookup(ids), expected)
-    assert packed.lookup(ids[:0]).shape == (0, 96)
+    assert_looks_up_rows(packed, matrix, ids)
+    assert packed.lookup(ids[:0]).shape == (0, columns)
+
+
+@pytest.mark.parametrize("bits", [4, 5])
+def test_a_row_of_large_weights_costs_no_other_row_precision_nor_other_columns(bits):
+    matrix = draw_matrix(20, 1536, bits, 32, "zero")
+    small = values_of(matrix)
+    matrix.scale[3] *= 1e4
+    matrix.scale[7, :16] *= 1e4  # the first of three stripes
+    read = PackedAffine([matrix]).lookup(torch.arange(20)).double()
+    rest = torch.ones_like(small, dtype=torch.bool)
+    rest[3], rest[7, :512] = False, False
+    assert ((read - small).abs()[rest] <= 4e-4 * small.abs().max()).all()
+    assert not torch.equal(read[rest], small[rest])
 
 
 @every_form
@@ -130,16 +145,17 @@ def test_weights_of_zero_give_exactly_zero(bits, group, offset):
     assert (PackedAffine([matrix]).multiply(x) == 0).all()
 
 
-def test_an_activation_far_above_the_others_costs_only_its_own_span_precision():
-    matrix = draw_matrix(33, 576, 4, 32, "minimum")
-    x = draw_rows(18, 576)
+@pytest.mark.parametrize(("bits", "shared"), [(4, slice(0, 512)), (5, slice(0, 512)), (8, slice(96, 128))])
+def test_an_activation_far_above_the_others_costs_only_the_precision_of_columns_that_share_its_scale(bits, shared):
+    matrix = draw_matrix(33, 1536, bits, 32, "minimum")
+    x = draw_rows(18, 1536)
     x[:, 100] *= 1e4
-    assert_is_the_product(PackedAffine([matrix]).multiply(x), x, [matrix])
+    packed = PackedAffine([matrix])
+    assert_is_the_product(packed.multiply(x), x, [matrix])
     quiet = x.clone()
-    quiet[:, 96:128] = 0.0
-    weight = values_of(matrix)
-    assert largest_error(quiet, weight).max() < 0.05 * largest_error(x, weight).max()
-    assert_is_the_product(PackedAffine([matrix]).multiply(quiet), quiet, [matrix])
+    quiet[:, shared] = 0.0
+    assert largest_error(quiet, matrix).max() < 0.05 * largest_error(x, matrix).max()
+    assert_is_the_product(packed.multiply(quiet), quiet, [matrix])
 
 
 def test_denormal_and_tiny_activations_are_finite_and_near_zero():

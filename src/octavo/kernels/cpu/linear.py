@@ -17,7 +17,7 @@ _ALIGNMENT = 64
 
 
 class PackedAffine:
-    """Matrices stacked along N, in the kernels' layout. Scales and minima are rounded to float16."""
+    """Matrices stacked along N, in the kernels' layout. Scales and minima are rounded to 16 bits (csrc/fixed.h)."""
 
     def __init__(self, matrices: Sequence[Matrix]) -> None:
         functions = library.load().functions
@@ -104,10 +104,14 @@ def kernel_bits(bits: int, group: int, has_minimum: bool) -> int:
 
 
 def packed_bytes(num_rows: int, num_columns: int, bits: int, group: int, has_minimum: bool) -> int:
-    """Bytes that such a matrix takes packed: its codes, and one or two float16 numbers a group, in tiles of 16 rows."""
+    """Bytes that such a matrix takes packed: its codes and one or two 16-bit numbers a group, in tiles of 16 rows.
+
+    For 4 and 5 bits a float32 step a row, too, for about every 512 columns.
+    """
     bits = kernel_bits(bits, group, has_minimum)
-    tiles = -(-num_rows // 16)
-    return tiles * (16 * num_columns * bits // 8 + 32 * (num_columns // group) * (2 if has_minimum else 1))
+    tiles, steps = -(-num_rows // 16), -(-num_columns // 512) if bits < 6 else 0
+    numbers = 32 * (num_columns // group) * (2 if has_minimum else 1)
+    return tiles * (16 * num_columns * bits // 8 + numbers + 64 * steps)
 
 
 def _aligned(size: int) -> int:

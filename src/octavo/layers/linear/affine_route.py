@@ -35,14 +35,17 @@ class AffineWeight:
 
 
 class AffineRoute:
-    """Codes are kept exactly; scales and minima are rounded to float16, which most files have them in already.
+    """Codes are kept exactly; scales and minima are rounded to 16 bits.
 
-    Activations are rounded to 15 bits per 32 columns (csrc/linear.c). Row-invariant at every row count.
+    With codes of 6 and 8 bits that is float16, which most files have them in already, and activations are rounded to 15
+    bits per 32 columns. With 4 and 5 bits it is whole steps, of which a row's largest weight in about 512 columns has
+    32,600, and activations are rounded to 15 and 14 bits per as many (csrc/fixed.h). Row-invariant at every row count.
     """
 
     @property
     def properties(self) -> RouteProperties:
-        # |scale · (code - zero)| and |minimum| are at most twice the largest weight, each rounded by 2⁻¹¹ at most.
+        # |scale · (code - zero)| and |minimum| are at most twice the largest weight, each rounded by 2⁻¹¹ at most; or half a
+        # step times a code.
         return RouteProperties("affine", True, 2 * 2 * 2.0**-11)
 
     @property

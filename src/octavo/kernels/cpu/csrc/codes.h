@@ -6,11 +6,15 @@
 //             the 64 codes that make vector i / 2 of the low bits, first or second half
 //   scales    16 float16 for each group in the record
 //   minima    16 float16 for each group in the record, if there are any
+// For 4 and 5 bits fixed.h says what the numbers are, and what a tile has beside its records.
 #ifndef OCTAVO_CODES_H
 #define OCTAVO_CODES_H
 
 #include "linear.h"
 #include "vec.h"
+
+// A form of weights as one number, for switches.
+#define FORM(bits, group, minimum) ((bits) * 1000 + (group) * 10 + (minimum))
 
 enum { SPAN = 32, BYTES_AHEAD = 4096 };
 

@@ -1,34 +1,43 @@
 // y = x W^T for weights of 4 to 8 bits, with the same bits for a row whatever rows are computed beside it.
 //
-// A row of x is cut into groups of 32 columns, each written as scale * (128 * high + low) with two planes of 8-bit
-// integers: 15 bits, which costs a second integer product but no second read of the weights. Sums within a group are
-// integers, and so exact; groups are added in float32, in column order. Each of the 16 lanes of a vector is one row of
-// W, so nothing is ever added across lanes.
+// A row of x is written as scale * (128 * high + low) with two planes of 8-bit integers: 15 bits, which costs a second
+// integer product but no second read of the weights. Sums of integers are exact, whatever forms them; the rest is added
+// in float32, in column order. Each of the 16 lanes of a vector is one row of W, so nothing is ever added across lanes.
+// Weights of 6 and 8 bits are multiplied as their codes, by groups of 16 or 32 columns, with a scale of x for every 32
+// (activations.h, products.h, amx.h). Those of 4 and 5 bits are whole numbers of a step in up to 512 columns, and so is
+// x: that many are added up as integers (fixed*.h).
 
 #include "linear.h"
 
 #include "activations.h"
 #include "amx.h"
 #include "codes.h"
+#include "fixed_amx.h"
+#include "fixed_products.h"
 #include "pool.h"
 #include "products.h"
 #include "scratch.h"
 #include "vec.h"
 
-enum { ROWS_PER_ITEM = 64, AMX_LEAST_ROWS = 6 };
+enum { ROWS_PER_ITEM = 256, AMX_LEAST_ROWS = 6, CACHED_BYTES = 1 << 20 };
+
+// How x is encoded: as activations.h says, and as fixed_activations.h does, with sums for weights of 4 and of 5 bits.
+enum { BY_SPANS, FIXED_4, FIXED_5, NUM_ENCODED };
 
 typedef struct {
     const octavo_weight *parts;
     int32_t num_parts;
     const float *x;
     int64_t x_stride, rows, spans, tiles;
-    uint8_t *encoded;
+    uint8_t *encoded[NUM_ENCODED]; // NULL: no part needs it
+    fixed_layout layout[NUM_ENCODED];
     int64_t height;
+    int past_caches; // whether y is too large for them
+    int in_tiles;    // whether tile registers are used
     float *y;
     int64_t y_stride;
 } product;
 
-#define FORM(bits, group, minimum) ((bits) * 1000 + (group) * 10 + (minimum))
 #define TILE(bits, group, minimum)                                                                                  \
     switch (rows) {                                                                                                 \
     case 1: multiply_tile(w, x, height, row, spans, 1, bits, group, part->zero, minimum, acc); return;              \
@@ -37,21 +46,36 @@ typedef struct {
     default: multiply_tile(w, x, height, row, spans, 4, bits, group, part->zero, minimum, acc); return;             \
     }
 
-// One function for each form that octavo_has_form names.
+// One function for each form that octavo_has_form names, here of 6 and 8 bits.
 static void any_tile(const octavo_weight *part, const uint8_t *w, const uint8_t *x, int64_t height, int64_t row,
                      int64_t spans, int rows, vf acc[MOST_ROWS][NV]) {
     switch (FORM(part->bits, part->group, part->has_minimum)) {
-    case FORM(4, 32, 0): TILE(4, 32, 0)
-    case FORM(4, 32, 1): TILE(4, 32, 1)
-    case FORM(4, 16, 0): TILE(4, 16, 0)
-    case FORM(4, 16, 1): TILE(4, 16, 1)
-    case FORM(5, 32, 0): TILE(5, 32, 0)
-    case FORM(5, 32, 1): TILE(5, 32, 1)
     case FORM(6, 16, 0): TILE(6, 16, 0)
     case FORM(8, 32, 0): TILE(8, 32, 0)
     case FORM(8, 32, 1): TILE(8, 32, 1)
     case FORM(8, 16, 0): TILE(8, 16, 0)
     case FORM(8, 16, 1): TILE(8, 16, 1)
+    }
+}
+
+#define FIXED(bits, group, minimum)                                                                                 \
+    switch (rows) {                                                                                                 \
+    case 1: multiply_fixed(w, x, l, row, 1, bits, group, part->zero, minimum, acc); return;                         \
+    case 2: multiply_fixed(w, x, l, row, 2, bits, group, part->zero, minimum, acc); return;                         \
+    case 3: multiply_fixed(w, x, l, row, 3, bits, group, part->zero, minimum, acc); return;                         \
+    default: multiply_fixed(w, x, l, row, 4, bits, group, part->zero, minimum, acc); return;                        \
+    }
+
+// And of 4 and 5.
+static void fixed_tile(const octavo_weight *part, const uint8_t *w, const uint8_t *x, fixed_layout l, int64_t row,
+                       int rows, vf acc[MOST_ROWS][NV]) {
+    switch (FORM(part->bits, part->group, part->has_minimum)) {
+    case FORM(4, 32, 0): FIXED(4, 32, 0)
+    case FORM(4, 32, 1): FIXED(4, 32, 1)
+    case FORM(4, 16, 0): FIXED(4, 16, 0)
+    case FORM(4, 16, 1): FIXED(4, 16, 1)
+    case FORM(5, 32, 0): FIXED(5, 32, 0)
+    case FORM(5, 32, 1): FIXED(5, 32, 1)
     }
 }
 
@@ -82,12 +106,6 @@ static void block_amx(const octavo_weight *part, const uint8_t *w, uint8_t *code
     const int64_t bytes = record_bytes(part->bits, part->group, part->has_minimum);
     const int zero = part->zero;
     switch (FORM(part->bits, part->group, part->has_minimum)) {
-    case FORM(4, 32, 0): BLOCK(4, 32, 0)
-    case FORM(4, 32, 1): BLOCK(4, 32, 1)
-    case FORM(4, 16, 0): BLOCK(4, 16, 0)
-    case FORM(4, 16, 1): BLOCK(4, 16, 1)
-    case FORM(5, 32, 0): BLOCK(5, 32, 0)
-    case FORM(5, 32, 1): BLOCK(5, 32, 1)
     case FORM(6, 16, 0): BLOCK(6, 16, 0)
     case FORM(8, 32, 0): BLOCK(8, 32, 0)
     case FORM(8, 32, 1): BLOCK(8, 32, 1)
@@ -97,48 +115,97 @@ static void block_amx(const octavo_weight *part, const uint8_t *w, uint8_t *code
 }
 #endif
 
-INLINE void store_lanes(float *y, const vf *acc, float unit, int64_t count) {
-    if (count == LANES) {
+INLINE void store_lanes(float *y, const vf *acc, float unit, int64_t count, int past_caches) {
+    if (count == LANES && past_caches) {
+        for (int v = 0; v < NV; v++) stream(y + v * VL, acc[v] * splat(unit));
+    } else if (count == LANES) {
         for (int v = 0; v < NV; v++) store(y + v * VL, acc[v] * splat(unit));
     } else {
         for (int64_t i = 0; i < count; i++) y[i] = acc[i / VL][i % VL] * unit;
     }
 }
 
-// Rows in a block of x: what a kernel takes at once.
-static int64_t block_height(int64_t rows) {
-#if AMX
-    if (rows >= AMX_LEAST_ROWS && amx_allowed()) return rows <= 8 ? 8 : BLOCK_ROWS;
-#endif
-    return rows < BLOCK_ROWS ? rows : BLOCK_ROWS;
+static int encoding_of(const octavo_weight *part) {
+    return !is_fixed(part->bits) ? BY_SPANS : part->bits == 4 ? FIXED_4 : FIXED_5;
+}
+
+static int64_t block_bytes(const product *p, int encoding) {
+    return encoding == BY_SPANS ? p->spans * p->height * BYTES_PER_SPAN : fixed_bytes(p->layout[encoding]);
 }
 
 static void encode_item(void *job, int64_t first, int64_t last) {
     product *p = job;
-    for (int64_t row = first; row < last; row++) {
-        uint8_t *block = p->encoded + row / p->height * p->spans * p->height * BYTES_PER_SPAN;
-        encode_row(p->x + row * p->x_stride, p->spans, block, p->height, row % p->height);
+    for (int encoding = 0; encoding < NUM_ENCODED; encoding++) {
+        if (p->encoded[encoding] == NULL) continue;
+        for (int64_t row = first; row < last; row++) {
+            uint8_t *block = p->encoded[encoding] + row / p->height * block_bytes(p, encoding);
+            const float *x = p->x + row * p->x_stride;
+            if (encoding == BY_SPANS) encode_row(x, p->spans, block, p->height, row % p->height);
+            else encode_fixed_row(x, p->layout[encoding], block, row % p->height);
+        }
+    }
+}
+
+// One tile for rows of x, on their way to y.
+typedef struct {
+    const octavo_weight *part;
+    const uint8_t *w;
+    int64_t row, end, count; // rows of x, and of W
+    float *y;                // of x's row 0
+} tile_task;
+
+static void store_row(const product *p, const tile_task *t, int64_t row, const vf *acc) {
+    store_lanes(t->y + row * p->y_stride, acc, t->part->unit, t->count, p->past_caches);
+}
+
+static void multiply_rows(const product *p, const tile_task *t) {
+    const int encoding = encoding_of(t->part);
+    for (int64_t row = t->row; row < t->end; row += MOST_ROWS) {
+        const int rows = t->end - row < MOST_ROWS ? (int)(t->end - row) : MOST_ROWS;
+        const uint8_t *x = p->encoded[encoding] + row / p->height * block_bytes(p, encoding);
+        vf acc[MOST_ROWS][NV];
+        if (encoding == BY_SPANS) any_tile(t->part, t->w, x, p->height, row % p->height, p->spans, rows, acc);
+        else fixed_tile(t->part, t->w, x, p->layout[encoding], row % p->height, rows, acc);
+        for (int r = 0; r < rows; r++) store_row(p, t, row + r, acc[r]);
     }
 }
 
 #if AMX
-// One tile for rows from `row` on, as long as there are enough of them before `end`; returns the first that is left.
-// The registers are configured for groups of `*configured` columns, 0 if they are not.
-static int64_t multiply_blocks(const product *p, const octavo_weight *part, const uint8_t *w, int64_t row, int64_t end,
-                               int64_t count, float *y, int *configured) {
-    if (end - row < AMX_LEAST_ROWS || p->spans > AMX_SPANS || !amx_allowed()) return row;
-    uint8_t *codes = octavo_scratch(SCRATCH_CODES, p->spans * SPAN * LANES);
-    if (codes == NULL) return row;
-    if (*configured != part->group) amx_configure(part->group);
-    *configured = part->group;
-    for (int first = 1; end - row >= AMX_LEAST_ROWS; first = 0) {
-        vf acc[BLOCK_ROWS];
-        const uint8_t *x = p->encoded + row * p->spans * BYTES_PER_SPAN;
-        block_amx(part, w, codes, first, x, p->spans, (int)p->height, acc);
-        for (int64_t r = 0; r < p->height && row < end; r++, row++)
-            store_lanes(y + row * p->y_stride, acc + r, part->unit, count);
+// `configured`: for which groups of columns the registers are, or minus, times rows of x, if in whole steps; 0: none.
+static void multiply_blocks(const product *p, const tile_task *t, int *configured) {
+    const int encoding = encoding_of(t->part);
+    const uint8_t *x = p->encoded[encoding] + t->row / p->height * block_bytes(p, encoding);
+    const int wanted = encoding == BY_SPANS ? t->part->group : -(int)p->height * t->part->group;
+    if (*configured != wanted) {
+        if (wanted > 0) amx_configure(wanted);
+        else configure_fixed(p->height, t->part->group);
+        *configured = wanted;
     }
-    return row;
+    if (encoding != BY_SPANS && p->height == FEW) {
+        vf acc[FEW];
+        few_rows_amx(t->part, t->w, x, p->layout[encoding], acc);
+        for (int64_t r = 0; t->row + r < t->end; r++) store_row(p, t, t->row + r, acc + r);
+        return;
+    }
+    if (encoding != BY_SPANS) {
+        float acc[ROWS_PER_ITEM * LANES] __attribute__((aligned(64)));
+        multiply_fixed_amx(t->part, t->w, x, p->layout[encoding], (t->end - t->row + p->height - 1) / p->height, acc);
+        for (int64_t row = t->row; row < t->end; row++) {
+            const vf out = load(acc + (row - t->row) * LANES);
+            store_row(p, t, row, &out);
+        }
+        return;
+    }
+    uint8_t *codes = octavo_scratch(SCRATCH_CODES, p->spans * SPAN * LANES);
+    if (codes == NULL) {
+        multiply_rows(p, t);
+        return;
+    }
+    for (int64_t row = t->row; row < t->end; x += block_bytes(p, encoding)) {
+        vf acc[BLOCK_ROWS];
+        block_amx(t->part, t->w, codes, row == t->row, x, p->spans, (int)p->height, acc);
+        for (int64_t r = 0; r < p->height && row < t->end; r++, row++) store_row(p, t, row, acc + r);
+    }
 }
 #endif
 
@@ -150,28 +217,65 @@ static void multiply_item(void *job, int64_t first, int64_t last) {
 #endif
     for (int64_t item = first; item < last; item++) {
         int64_t tile = item % p->tiles, row = item / p->tiles * ROWS_PER_ITEM, column = 0;
-        int64_t end = row + ROWS_PER_ITEM < p->rows ? row + ROWS_PER_ITEM : p->rows;
         const octavo_weight *part = p->parts;
         for (; tile >= (part->rows + LANES - 1) / LANES; part++) {
             tile -= (part->rows + LANES - 1) / LANES;
             column += part->rows;
         }
-        const uint8_t *w = part->data + tile * p->spans * record_bytes(part->bits, part->group, part->has_minimum);
-        int64_t count = part->rows - tile * LANES < LANES ? part->rows - tile * LANES : LANES;
-        float *y = p->y + column + tile * LANES;
+        const tile_task task = {
+            .part = part,
+            .w = part->data + tile * tile_bytes(p->spans, part->bits, part->group, part->has_minimum),
+            .row = row,
+            .end = row + ROWS_PER_ITEM < p->rows ? row + ROWS_PER_ITEM : p->rows,
+            .count = part->rows - tile * LANES < LANES ? part->rows - tile * LANES : LANES,
+            .y = p->y + column + tile * LANES,
+        };
 #if AMX
-        row = multiply_blocks(p, part, w, row, end, count, y, &configured);
-#endif
-        for (; row < end; row += MOST_ROWS) {
-            int rows = end - row < MOST_ROWS ? (int)(end - row) : MOST_ROWS;
-            vf acc[MOST_ROWS][NV];
-            const uint8_t *x = p->encoded + row / p->height * p->spans * p->height * BYTES_PER_SPAN;
-            any_tile(part, w, x, p->height, row % p->height, p->spans, rows, acc);
-            for (int r = 0; r < rows; r++) store_lanes(y + (row + r) * p->y_stride, acc[r], part->unit, count);
+        if (p->in_tiles) {
+            multiply_blocks(p, &task, &configured);
+            continue;
         }
+#endif
+        multiply_rows(p, &task);
     }
+    if (p->past_caches) finish_streams();
 #if AMX
     if (configured) _tile_release();
+#endif
+}
+
+// Room for the encodings of x that the parts need. Returns 0, or 1 if memory ran out.
+static int32_t place_encoded(product *p) {
+    const int64_t blocks = (p->rows + p->height - 1) / p->height;
+    int needed[NUM_ENCODED] = {0};
+    for (int32_t i = 0; i < p->num_parts; i++) needed[encoding_of(p->parts + i)] = 1;
+    int64_t bytes = 0, at[NUM_ENCODED];
+    for (int encoding = 0; encoding < NUM_ENCODED; encoding++) {
+        p->layout[encoding] = (fixed_layout){p->spans, p->height, encoding == FIXED_4 ? 4 : 5,
+                                             .has_sums = !p->in_tiles || p->height < BLOCK_ROWS};
+        at[encoding] = bytes;
+        if (needed[encoding]) bytes += (blocks * block_bytes(p, encoding) + 127) / 64 * 64; // a vector may reach beyond it
+    }
+    uint8_t *memory = octavo_scratch(SCRATCH_ENCODED, bytes);
+    if (memory == NULL) return 1;
+    for (int encoding = 0; encoding < NUM_ENCODED; encoding++) {
+        p->encoded[encoding] = needed[encoding] ? memory + at[encoding] : NULL;
+        if (needed[encoding] && p->rows % p->height) { // rows that nobody asked for are computed too
+            const int64_t block = block_bytes(p, encoding);
+            memset(p->encoded[encoding] + p->rows / p->height * block, 0, (size_t)block);
+        }
+    }
+    return 0;
+}
+
+// Whether tile registers are worth it; sets how many rows of x a block has.
+static void choose_kernels(product *p) {
+    p->height = p->rows < BLOCK_ROWS ? p->rows : BLOCK_ROWS;
+    p->in_tiles = 0;
+#if AMX
+    if (p->rows < AMX_LEAST_ROWS || p->spans > AMX_SPANS || !amx_allowed()) return;
+    p->in_tiles = 1;
+    p->height = p->rows <= 8 ? 8 : BLOCK_ROWS;
 #endif
 }
 
@@ -181,14 +285,9 @@ int32_t octavo_linear(const octavo_weight *parts, int32_t num_parts, int64_t col
     product p = {.parts = parts, .num_parts = num_parts, .x = x, .x_stride = x_stride, .rows = rows,
                  .spans = columns / SPAN, .y = y, .y_stride = y_stride};
     for (int32_t i = 0; i < num_parts; i++) p.tiles += (parts[i].rows + LANES - 1) / LANES;
-    p.height = block_height(rows);
-    int64_t count = (rows + p.height - 1) / p.height * p.height * p.spans;
-    p.encoded = octavo_scratch(SCRATCH_ENCODED, count * BYTES_PER_SPAN + 64); // a vector may reach past the last number
-    if (p.encoded == NULL) return 1;
-    if (rows % p.height) { // rows that nobody asked for are computed too
-        int64_t block = p.height * p.spans * BYTES_PER_SPAN;
-        memset(p.encoded + rows / p.height * block, 0, block);
-    }
+    p.past_caches = rows * y_stride * 4 > CACHED_BYTES;
+    choose_kernels(&p);
+    if (place_encoded(&p)) return 1;
     octavo_parallel(rows, rows * p.spans < 1024 ? rows : 4, encode_item, &p);
     int64_t items = p.tiles * ((rows + ROWS_PER_ITEM - 1) / ROWS_PER_ITEM);
     // Less than about a microsecond of work is not worth handing out, nor are tile registers worth configuring for it.

@@ -12,7 +12,7 @@ typedef struct {
     int32_t group;       // consecutive columns that share a scale: 16 or 32
     int32_t zero;        // what a code of no value is
     int32_t has_minimum; // 0: there are none
-    float unit;          // scales and minima are stored as float16, divided by this power of two
+    float unit;          // scales and minima are stored divided by this power of two (6 and 8 bits)
 } octavo_weight;
 
 // x [rows, columns] float32 -> y [rows, sum of the parts' rows] float32. Strides in elements. Returns 0, or 1 if

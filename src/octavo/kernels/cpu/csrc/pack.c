@@ -5,10 +5,11 @@
 
 #include "blocks.h"
 #include "codes.h"
+#include "fixed.h"
 #include "pool.h"
 
 int64_t octavo_packed_bytes(int64_t rows, int64_t columns, int32_t bits, int32_t group, int32_t has_minimum) {
-    return (rows + LANES - 1) / LANES * (columns / SPAN) * record_bytes(bits, group, has_minimum);
+    return (rows + LANES - 1) / LANES * tile_bytes(columns / SPAN, bits, group, has_minimum);
 }
 
 // Where column i of a record lies for one lane, in codes of fewer than 8 bits: byte `byte` of vector `index`.
@@ -55,29 +56,67 @@ typedef struct {
     uint8_t *out;
 } packing;
 
+// The steps of a tile's stripes, which lie there as the largest weights.
+INLINE void finish_steps(uint8_t *tile, int64_t spans, int64_t bytes) {
+    for (int64_t stripe = 0; stripe < count_stripes(spans); stripe++) {
+        float *steps = (float *)(tile + step_offset(spans, stripe, bytes));
+        for (int lane = 0; lane < LANES; lane++) steps[lane] = step_of(steps[lane]);
+    }
+}
+
+// A NaN stays.
+INLINE void keep_larger(float *largest, float x) {
+    if (x > *largest || x != x) *largest = x;
+}
+
+INLINE float *steps_at(uint8_t *tile, int64_t spans, int64_t span, int64_t bytes) {
+    return (float *)(tile + step_offset(spans, stripe_of(spans, span), bytes));
+}
+
+// A group's numbers into its record, for one lane.
+INLINE void write_numbers(uint8_t *record, const octavo_weight *w, int g, int lane, float scale, float minimum,
+                          const float *steps) {
+    if (is_fixed(w->bits)) {
+        write_steps(record, w->bits, g, lane, scale, minimum, w->zero, w->has_minimum, steps[lane]);
+        return;
+    }
+    uint16_t *numbers = (uint16_t *)(record + code_bytes(w->bits));
+    numbers[LANES * g + lane] = to_half(scale / w->unit);
+    if (w->has_minimum) numbers[LANES * (SPAN / w->group + g) + lane] = to_half(minimum / w->unit);
+}
+
 static void pack_item(void *job, int64_t first, int64_t last) {
     const packing *p = job;
     const int bits = p->weight.bits, group = p->weight.group, groups = SPAN / group;
     const int64_t bytes = record_bytes(bits, group, p->weight.has_minimum), spans = p->columns / SPAN;
-    const int64_t row_groups = p->columns / group;
-    const float inverse = 1.0f / p->weight.unit;
+    const int64_t row_groups = p->columns / group, whole = tile_bytes(spans, bits, group, p->weight.has_minimum);
     uint8_t codes[LANES][SPAN] = {0};
-    for (int64_t tile = first; tile < last; tile++) {
-        const int64_t row = tile * LANES;
+    for (int64_t t = first; t < last; t++) {
+        const int64_t row = t * LANES;
         const int lanes = p->weight.rows - row < LANES ? (int)(p->weight.rows - row) : LANES;
-        for (int64_t s = 0; s < spans; s++) {
-            uint8_t *record = p->out + (tile * spans + s) * bytes;
-            uint16_t *scales = (uint16_t *)(record + code_bytes(bits)), *minima = scales + groups * LANES;
-            if (lanes < LANES) {
-                memset(codes, 0, sizeof codes);
-                memset(record, 0, (size_t)bytes);
+        uint8_t *tile = p->out + t * whole;
+        if (is_fixed(bits) || lanes < LANES) memset(tile, 0, (size_t)whole);
+        if (is_fixed(bits)) {
+            for (int64_t g = 0; g < row_groups; g++) {
+                float *steps = steps_at(tile, spans, g / groups, bytes);
+                for (int lane = 0; lane < lanes; lane++) {
+                    const int64_t at = (row + lane) * row_groups + g;
+                    const float minimum = p->weight.has_minimum ? p->minima[at] : 0.0f;
+                    keep_larger(steps + lane, largest_weight(p->scales[at], minimum, bits, p->weight.zero));
+                }
             }
+            finish_steps(tile, spans, bytes);
+        }
+        if (lanes < LANES) memset(codes, 0, sizeof codes);
+        for (int64_t s = 0; s < spans; s++) {
+            uint8_t *record = tile + record_offset(spans, s, bits, bytes);
+            const float *steps = is_fixed(bits) ? steps_at(tile, spans, s, bytes) : NULL;
             for (int lane = 0; lane < lanes; lane++) {
                 memcpy(codes[lane], p->codes + (row + lane) * p->columns + s * SPAN, SPAN);
                 for (int g = 0; g < groups; g++) {
                     int64_t at = (row + lane) * row_groups + s * groups + g;
-                    scales[LANES * g + lane] = to_half(p->scales[at] * inverse);
-                    if (p->weight.has_minimum) minima[LANES * g + lane] = to_half(p->minima[at] * inverse);
+                    write_numbers(record, &p->weight, g, lane, p->scales[at],
+                                  p->weight.has_minimum ? p->minima[at] : 0.0f, steps);
                 }
             }
             write_codes(codes, bits, group, record);
@@ -85,9 +124,11 @@ static void pack_item(void *job, int64_t first, int64_t last) {
     }
 }
 
-// codes [rows, columns] uint8, scales and minima [rows, columns / group] float32 -> `weight->data`.
+// codes [rows, columns] uint8, scales and minima [rows, columns / group] float32 -> `weight->data`. Its unit is set where
+// there can only be one.
 void octavo_pack(const uint8_t *codes, const float *scales, const float *minima, int64_t columns,
-                 const octavo_weight *weight) {
+                 octavo_weight *weight) {
+    if (is_fixed(weight->bits)) weight->unit = 1.0f;
     packing p = {codes, scales, minima, columns, *weight, (uint8_t *)weight->data};
     octavo_parallel((weight->rows + LANES - 1) / LANES, 4, pack_item, &p);
 }
@@ -131,16 +172,39 @@ INLINE void find_largest(block_packing *p, int encoding, int64_t first, int64_t 
     while (largest > before && !atomic_compare_exchange_weak(&p->largest, &before, largest)) {}
 }
 
+// The steps of a tile, whose rows lie at `at`.
+INLINE void find_steps(const block_packing *p, int encoding, const uint8_t *const *at, int lanes, uint8_t *tile) {
+    const block_form form = FORMS[encoding];
+    const int groups = SPAN / form.group;
+    const int64_t bytes = record_bytes(form.bits, form.group, form.has_minimum), spans = p->blocks * form.spans;
+    float scales[LANES][MOST_GROUPS], minima[LANES][MOST_GROUPS];
+    for (int64_t i = 0; i < count_stripes(spans); i++) memset(tile + step_offset(spans, i, bytes), 0, STEP_BYTES);
+    for (int64_t b = 0; b < p->blocks; b++) {
+        for (int lane = 0; lane < lanes; lane++)
+            block_numbers(encoding, at[lane] + b * form.bytes, scales[lane], minima[lane]);
+        for (int s = 0; s < form.spans; s++) {
+            float *steps = steps_at(tile, spans, b * form.spans + s, bytes);
+            for (int lane = 0; lane < lanes; lane++)
+                for (int i = s * groups; i < (s + 1) * groups; i++)
+                    keep_larger(steps + lane, largest_weight(scales[lane][i], form.has_minimum ? minima[lane][i] : 0.0f,
+                                                             form.bits, form.zero));
+        }
+    }
+    finish_steps(tile, spans, bytes);
+}
+
 INLINE void pack_tiles(const block_packing *p, int encoding, int64_t first, int64_t last) {
     const block_form form = FORMS[encoding];
     const int bits = form.bits, group = form.group, groups = SPAN / group;
-    const int64_t bytes = record_bytes(bits, group, form.has_minimum);
-    const float inverse = 1.0f / p->weight.unit;
+    const int64_t bytes = record_bytes(bits, group, form.has_minimum), spans = p->blocks * form.spans;
+    const int64_t whole = tile_bytes(spans, bits, group, form.has_minimum);
     float scales[LANES][MOST_GROUPS] = {0}, minima[LANES][MOST_GROUPS] = {0};
     uint8_t codes[LANES][SPAN] = {0};
-    for (int64_t tile = first; tile < last; tile++) {
-        const int64_t row = tile * LANES;
-        const int lanes = p->weight.rows - row < LANES ? (int)(p->weight.rows - row) : LANES;
+    octavo_weight weight = p->weight; // its form as constants
+    weight.bits = bits, weight.group = group, weight.zero = form.zero, weight.has_minimum = form.has_minimum;
+    for (int64_t t = first; t < last; t++) {
+        const int64_t row = t * LANES;
+        const int lanes = weight.rows - row < LANES ? (int)(weight.rows - row) : LANES;
         if (lanes < LANES) { // what is of no row is zero
             memset(scales, 0, sizeof scales);
             memset(minima, 0, sizeof minima);
@@ -148,19 +212,20 @@ INLINE void pack_tiles(const block_packing *p, int encoding, int64_t first, int6
         }
         const uint8_t *at[LANES];
         for (int lane = 0; lane < lanes; lane++) at[lane] = stored_row(p, row + lane);
-        uint8_t *record = p->out + tile * p->blocks * form.spans * bytes;
+        uint8_t *tile = p->out + t * whole;
+        if (is_fixed(bits)) find_steps(p, encoding, at, lanes, tile);
         for (int64_t b = 0; b < p->blocks; b++) {
             for (int lane = 0; lane < lanes; lane++) block_numbers(encoding, at[lane], scales[lane], minima[lane]);
-            for (int s = 0; s < form.spans; s++, record += bytes) {
+            for (int s = 0; s < form.spans; s++) {
+                const int64_t span = b * form.spans + s;
+                uint8_t *record = tile + record_offset(spans, span, bits, bytes);
+                const float *steps = is_fixed(bits) ? steps_at(tile, spans, span, bytes) : NULL;
                 for (int lane = 0; lane < lanes; lane++) block_codes(encoding, at[lane], s, codes[lane]);
                 write_codes(codes, bits, group, record);
-                uint16_t *numbers = (uint16_t *)(record + code_bytes(bits));
                 for (int g = 0; g < groups; g++)
-                    for (int lane = 0; lane < LANES; lane++) {
-                        numbers[LANES * g + lane] = to_half(scales[lane][s * groups + g] * inverse);
-                        if (form.has_minimum)
-                            numbers[LANES * (groups + g) + lane] = to_half(minima[lane][s * groups + g] * inverse);
-                    }
+                    for (int lane = 0; lane < LANES; lane++)
+                        write_numbers(record, &weight, g, lane, scales[lane][s * groups + g],
+                                      form.has_minimum ? minima[lane][s * groups + g] : 0.0f, steps);
             }
             for (int lane = 0; lane < lanes; lane++) at[lane] += form.bytes;
         }
@@ -212,30 +277,47 @@ int32_t octavo_pack_blocks(const uint8_t *rows, int64_t stride, const int64_t *o
     const block_form form = FORMS[encoding];
     block_packing p = {rows, stride, order, columns / SPAN / form.spans, encoding, .out = (uint8_t *)weight->data};
     weight->bits = form.bits, weight->group = form.group, weight->zero = form.zero, weight->has_minimum = form.has_minimum;
-    octavo_parallel(weight->rows, 64, find_largest_item, &p);
-    weight->unit = unit_of(p.largest);
+    if (is_fixed(form.bits)) {
+        weight->unit = 1.0f;
+    } else {
+        octavo_parallel(weight->rows, 64, find_largest_item, &p);
+        weight->unit = unit_of(p.largest);
+    }
     p.weight = *weight;
     octavo_parallel((weight->rows + LANES - 1) / LANES, 4, pack_tiles_item, &p);
     return 0;
 }
 
-// Row `row` of the weight, decoded: 16-bit rounding of scales aside, the file's own value.
+// The code of column i of a record, for one lane.
+INLINE int code_at(const uint8_t *record, int bits, int group, int i, int lane) {
+    if (bits == 8) return record[64 * (i / 4) + 4 * lane + i % 4];
+    const place at = place_of(i, lane, group);
+    int code = record[64 * at.index + at.byte] >> (4 * at.second) & 15;
+    for (int plane = 0; plane < bits - 4; plane++)
+        code |= (record[code_bytes(4) + 64 * plane + 8 * (2 * at.index + at.second) + at.byte / 8] >> (at.byte % 8) & 1)
+                << (4 + plane);
+    return code;
+}
+
+// Row `row` of the weight, decoded: rounding of scales aside, the file's own value.
 static void decode_row(const octavo_weight *part, int64_t columns, int64_t row, float *y) {
     const int bits = part->bits, group = part->group, groups = SPAN / group, lane = (int)(row % LANES);
     const int64_t bytes = record_bytes(bits, group, part->has_minimum), spans = columns / SPAN;
-    const uint8_t *record = part->data + row / LANES * spans * bytes;
-    for (int64_t s = 0; s < spans; s++, record += bytes) {
-        const uint16_t *scales = (const uint16_t *)(record + code_bytes(bits));
+    const uint8_t *tile = part->data + row / LANES * tile_bytes(spans, bits, group, part->has_minimum);
+    for (int64_t s = 0; s < spans; s++) {
+        const uint8_t *record = tile + record_offset(spans, s, bits, bytes);
         for (int i = 0; i < SPAN; i++) {
-            const int g = i / group;
-            int code = record[64 * (i / 4) + 4 * lane + i % 4];
-            if (bits != 8) {
-                const place at = place_of(i, lane, group);
-                code = record[64 * at.index + at.byte] >> (4 * at.second) & 15;
-                for (int plane = 0; plane < bits - 4; plane++)
-                    code |= (record[code_bytes(4) + 64 * plane + 8 * (2 * at.index + at.second) + at.byte / 8] >>
-                                 (at.byte % 8) & 1) << (4 + plane);
+            const int g = i / group, code = code_at(record, bits, group, i, lane);
+            if (is_fixed(bits)) {
+                const int16_t *numbers = (const int16_t *)(record + code_bytes(bits));
+                const float step = *(const float *)(tile + step_offset(spans, stripe_of(spans, s), bytes) + 4 * lane);
+                const int at = LANES * g + lane;
+                const int whole = part->has_minimum ? (code - middle_of(bits)) * numbers[2 * at] + numbers[2 * at + 1]
+                                                    : (code - part->zero) * numbers[at];
+                y[s * SPAN + i] = (float)whole * step;
+                continue;
             }
+            const uint16_t *scales = (const uint16_t *)(record + code_bytes(bits));
             uint16_t padded[2 * VL] = {scales[LANES * g + lane], 0};
             padded[1] = part->has_minimum ? scales[LANES * (groups + g) + lane] : 0;
             vf pair = load_half(padded);

@@ -28,6 +28,23 @@ typedef int32_t vi_loose __attribute__((vector_size(4 * VL), aligned(4), may_ali
 
 INLINE vf load(const float *p) { return *(const vf_loose *)p; }
 INLINE void store(float *p, vf v) { *(vf_loose *)p = v; }
+
+// Past the caches, where the machine can and `p` is aligned; `finish_streams` before others read it.
+INLINE void stream(float *p, vf v) {
+#if VL == 16
+    if (((uintptr_t)p & 63) == 0) {
+        _mm512_stream_ps(p, (__m512)v);
+        return;
+    }
+#endif
+    store(p, v);
+}
+INLINE void finish_streams(void) {
+#if VL == 16
+    _mm_sfence();
+#endif
+}
+
 INLINE vf splat(float x) { return x - (vf){0}; }
 INLINE vi splat_i(int32_t x) { return x - (vi){0}; }
 INLINE vf to_float(vi v) { return __builtin_convertvector(v, vf); }
@@ -73,6 +90,15 @@ INLINE int32_t max_lanes_i(vi v) {
 #endif
 }
 
+INLINE vi max_i(vi a, vi b) {
+#if VL == 16
+    return (vi)_mm512_max_epi32((__m512i)a, (__m512i)b);
+#else
+    const vi more = a > b;
+    return (more & a) | (~more & b);
+#endif
+}
+
 // Sum and largest of the lanes, always by the same tree.
 INLINE float sum_lanes(const vf *v) {
     float x[LANES];
@@ -109,6 +135,21 @@ INLINE vf load_half(const uint16_t *p) {
         }
         out[i] = sign ? -value : value;
     }
+    return out;
+#endif
+}
+
+// VL unsigned 16-bit numbers.
+INLINE vi load_words(const void *p) {
+#if VL == 16
+    return (vi)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
+#elif VL == 8
+    return (vi)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
+#else
+    uint16_t words[VL];
+    vi out;
+    memcpy(words, p, sizeof words);
+    for (int i = 0; i < VL; i++) out[i] = words[i];
     return out;
 #endif
 }
