@@ -44,8 +44,8 @@ class AffineRoute:
 
     @property
     def properties(self) -> RouteProperties:
-        # |scale · (code - zero)| and |minimum| are at most twice the largest weight, each rounded by 2⁻¹¹ at most; or half a
-        # step times a code.
+        # |scale · (code - zero)| and |minimum| are at most twice the largest weight, each rounded by 2⁻¹¹ at most;
+        # or by half a step times a code.
         return RouteProperties("affine", True, 2 * 2 * 2.0**-11)
 
     @property
