@@ -1,6 +1,7 @@
 """Which products of tens of rows stream their weights on Hopper, in which tiles, as measured; None where others serve.
 
-Measured in decode steps on one NVIDIA H200 on 2026-11-30, Triton 3.6 (docs/log.md). Chooses; knows no kernel.
+Measured in decode steps on one NVIDIA H200 on 2026-11-30, Triton 3.6 (docs/log.md). There these come before the tiles
+of `skinny_table.py` and `gated_product.py`. Chooses; knows no kernel.
 """
 
 from __future__ import annotations
