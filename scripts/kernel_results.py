@@ -67,20 +67,28 @@ def decode_tables(run: Mapping[str, Any]) -> Iterator[str]:
 
 def codec_tables(runs: Mapping[str, Any]) -> Iterator[str]:
     """K/V by codec, then q4_0 beside contiguous float16."""
-    yield from ("## K/V by dtype", "", f"`{COMMANDS['codecs']}`. Both K and V; ÷ is float16 ÷ that dtype.", "")
+    yield from ("## K/V by dtype", "", f"`{COMMANDS['codecs']}`; {stamp(runs['codecs'])}.")
+    yield from ("Both K and V; ÷ is float16 ÷ that dtype.", "")
     yield "| shape | load | f16 | q8_0 | q4_0 | f16 ÷ q8_0 | f16 ÷ q4_0 | dense f16 |"
     yield "|---|---|---|---|---|---|---|---|"
     for cell in runs["codecs"]["cells"]:
         ratios = [f"{ours(cell) / ours(cell, name):.2f}" for name in ("q8_0", "q4_0")]
         times = [timed(cell, name) for name in ("f16", "q8_0", "q4_0")]
         yield "| " + " | ".join([cell["shape"], cell["load"], *times, *ratios, timed(cell, DENSE)]) + " |"
-    yield from ("", "## q4_0 at Hq24 Hkv4 D256 against contiguous float16", "", f"`{COMMANDS['contiguous']}`.", "")
+    yield from ("", "## q4_0 at Hq24 Hkv4 D256 against contiguous float16", "")
+    yield from (f"`{COMMANDS['contiguous']}`; {stamp(runs['contiguous'])}.", "")
     yield "| load | ours, q4_0 | ours, f16 | dense f16 | dense ÷ q4_0 |"
     yield "|---|---|---|---|---|"
     for cell in runs["contiguous"]["cells"]:
         ratio = f"{cell['peers_us'][DENSE] / ours(cell, 'q4_0'):.2f}"
         yield "| " + " | ".join([cell["load"], *(timed(cell, name) for name in ("q4_0", "f16", DENSE)), ratio]) + " |"
     yield ""
+
+
+def stamp(run: Mapping[str, Any]) -> str:
+    """Which tree it was, and how fast memory was read then."""
+    commit = run["environment"]["commit"] or "unknown"
+    return f"commit {commit[:7]}, read ceiling {run['read_ceiling_gbps']:,.0f} GB/s"
 
 
 def goals(runs: Mapping[str, Any]) -> Iterator[str]:
@@ -158,10 +166,12 @@ def share(cell: Cell, run: Mapping[str, Any]) -> float:
 
 
 def timed(cell: Cell, name: str | None) -> str:
-    """Median (least to most) microseconds; empty where that was not measured."""
+    """Median (least to most, where a record has them) microseconds; empty where that was not measured."""
     times = cell["ours_us"] | cell["peers_us"]
     if name is None or name not in times:
         return ""
+    if "spread_us" not in cell:
+        return f"{times[name]:.1f}"
     low, high = cell["spread_us"][name]
     return f"{times[name]:.1f} ({low:.1f} to {high:.1f})"
 

@@ -77,6 +77,18 @@ def test_a_line_has_ours_the_exact_form_and_the_better_peer_with_their_spreads(o
     assert mixed.endswith("| 110.0 (109.5 to 110.5) |  | 0.55 | 75% |")
 
 
+def test_a_table_says_of_which_commit_it_is_and_a_record_without_spreads_has_its_median(out, monkeypatch, capsys):
+    path = out / "codecs.json"
+    found = json.loads(path.read_text())
+    del found["cells"][0]["spread_us"]
+    found["environment"]["commit"] = "fedcba9876"
+    path.write_text(json.dumps(found))
+    lines = printed(monkeypatch, capsys, out, "--markdown", "--commit", "abcdef0123").splitlines()
+    assert f"`{COMMANDS['codecs']}`; commit fedcba9, read ceiling 4,000 GB/s." in lines
+    assert f"`{COMMANDS['contiguous']}`; commit abcdef0, read ceiling 4,000 GB/s." in lines
+    assert "| Hq16 Hkv8 D128 | 8x32K | 240.0 | 140.0 | 120.0 | 1.71 | 2.00 | 241.0 |" in lines
+
+
 def test_goals_name_the_cells_that_miss_them(out, monkeypatch, capsys):
     text = printed(monkeypatch, capsys, out, "--markdown")
     assert "* Ahead of FlashInfer in 1 of 2 cells; peer ÷ ours in the others: Hq16 Hkv8 D128 64 mixed 0.550." in text
