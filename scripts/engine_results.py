@@ -99,7 +99,7 @@ def route_record(cell: dict[str, Any]) -> dict[str, Any]:
     long = tokens.endswith("K") and int(tokens[:-1]) >= 4
     return {
         "shape": cell["shape"],
-        "load": f"{clients} clients of {tokens}, through the {cell['through']}",
+        "load": f"{clients} {'client' if clients == '1' else 'clients'} of {tokens}, through the {cell['through']}",
         "ours": {name: {"tokens_per_s": rounded(spread)} for name, spread in cell["tokens_per_s"].items()},
         "ratio": round(ratio, 3),
         "ratio_spread": rounded(cell["fused_over_gather"], 3),
