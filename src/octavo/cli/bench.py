@@ -107,6 +107,7 @@ def serving(
     as_json: flags.AsJson = False,
 ) -> None:
     """Load on any OpenAI-compatible endpoint: tokens/s, time to first token, inter-token latency, goodput."""
+    from octavo.bench.client_loop import run_clients
     from octavo.bench.load_mix import Mix
     from octavo.bench.progress import watching
     from octavo.bench.serving import ServingProtocol, ServingRun, bench_serving
@@ -138,7 +139,7 @@ def serving(
     with written(raw, "--raw-data") as lines:
         try:
             with watching() as watcher:
-                asyncio.run(bench_serving(run, api_key=key, tokenizer=counter, raw=lines, watcher=watcher))
+                run_clients(bench_serving(run, api_key=key, tokenizer=counter, raw=lines, watcher=watcher))
         finally:  # what ends it early, an interrupt too, loses nothing that was measured
             if run.rounds:
                 _show_serving(run, plot, as_json)
