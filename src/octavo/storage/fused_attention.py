@@ -231,12 +231,20 @@ class FusedAttention:
         weights: HeadWeights,
         dtype: torch.dtype,
     ) -> Tensor | None:
-        """See `GroupAttention`: one kernel normalises, rotates, encodes and stores."""
+        """See `GroupAttention`: one kernel normalises, rotates, encodes and stores; for few single tokens, the one that
+        attends.
+        """
         if plan.others is not None or self._heads.refusal() is not None:
             return None
         from octavo.kernels.triton.head_rows import rotate_and_store_heads
+        from octavo.kernels.triton.projected_decode import attend_projected, projects
 
         assert plan.rows is not None
+        if plan.kernels == (self._decode,) and store.sinks is None and qkv.dim() == 2 and projects(self._decode):
+            out = self._empty_output(plan, dtype)
+            k, v = store.paged_blocks
+            attend_projected(self._decode, qkv, rotation, weights, plan.rows, k, v, self._tables.device_ids, out)
+            return out
         q = rotate_and_store_heads(
             self._heads, qkv, rotation, weights.norms, plan.rows, *store.paged_blocks, torch.float32, weights.bias
         )
@@ -244,10 +252,13 @@ class FusedAttention:
 
     def _attend(self, plan: FusedPlan, store: LayerStore, q: Tensor, dtype: torch.dtype) -> Tensor:
         """Over K and V that are stored already."""
-        out = torch.empty(plan.num_tokens, self._spec.num_q_heads, self._spec.v_dim, dtype=dtype, device=self._device)
+        out = self._empty_output(plan, dtype)
         for kernel in plan.kernels:
             kernel.run(q, *store.paged_blocks, self._tables.device_ids, out, store.sinks)
         return out
+
+    def _empty_output(self, plan: FusedPlan, dtype: torch.dtype) -> Tensor:
+        return torch.empty(plan.num_tokens, self._spec.num_q_heads, self._spec.v_dim, dtype=dtype, device=self._device)
 
     def _route(self, row: StepRow) -> tuple[Route, str]:
         if row.storage is StorageKind.DENSE:

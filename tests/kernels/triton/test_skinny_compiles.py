@@ -1,4 +1,6 @@
-"""Every form of a product compiles for a GPU: Triton's interpreter accepts kernels that its compiler refuses."""
+"""Every form of a product, and of attention from one, compiles for a GPU: Triton's interpreter accepts kernels that
+its compiler refuses.
+"""
 
 from __future__ import annotations
 
@@ -80,8 +82,32 @@ assert {gated for gated, _ in tiles} == {False, True}
 """
 
 
-@pytest.mark.parametrize("script", [EXACT, SUMS, STREAMED], ids=["exact", "sums", "streamed"])
-def test_every_form_of_a_product_compiles_for_hopper(tmp_path, script):
+PROJECTED = """
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from octavo.kernels.triton.decode_projected import decode_projected as kernel
+
+names = kernel.arg_names
+kinds = {name: "*fp32" for name in names if name.endswith(("bias_ptr", "cos_ptr", "sin_ptr", "norm_ptr", "lse_ptr"))}
+kinds |= {"partial_ptr": "*fp32", "qkv_ptr": "*bf16", "out_ptr": "*bf16", "table_ptr": "*i32", "items_ptr": "*i32"}
+kinds |= {"positions_ptr": "*i64", "rows_ptr": "*i64", "eps": "fp32", "scale_log2": "fp32"}
+fixed = {"HQ": 4, "HKV": 2, "DIM": 64, "BLOCK_SIZE": 16, "BLOCK_M": 16, "BLOCK_N": 32, "STAGES": 2, "DEPENDENT": True}
+found = []
+for stored in ("*fp16", "*bf16"):
+    for more in (False, True):
+        given = fixed | {"PRECISE": more, "HAS_NORMS": more, "HAS_BIAS": more, "AHEAD": 1}
+        signature = {name: kinds.get(name, "i32") for name in names} | {"k_ptr": stored, "v_ptr": stored}
+        signature |= {name: "constexpr" for name in given}
+        source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in given.items()}, {})
+        text = compile(source, GPUTarget("cuda", 90, 32), {"num_warps": 2}).asm["ptx"]
+        found.append(text.count("mma.sync"))
+# Queries are two operands for bfloat16 keys, and where results are to be precise; so are weights, then.
+assert found[0] < found[2] < found[1] == found[3], found
+"""
+
+
+@pytest.mark.parametrize("script", [EXACT, SUMS, STREAMED, PROJECTED], ids=["exact", "sums", "streamed", "projected"])
+def test_every_form_compiles_for_hopper(tmp_path, script):
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)  # what was compiled before says nothing
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)

@@ -20,6 +20,7 @@ def decode_merge(
     BLOCK_S: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    LETS_IN: tl.constexpr = False,
 ):
     """Grid (sequences, HQ * QUERIES, parts of DV). A merge is 4 int32: first query row, query rows, first slot, slots.
 
@@ -30,10 +31,14 @@ def decode_merge(
     num_queries = tl.load(merge_ptr + 1)
     first = tl.load(merge_ptr + 2)
     slots = tl.load(merge_ptr + 3)
-    # Only then may the next one start: earlier it would take room from the programs that this one waits for.
+    # Only then may the next one start: earlier it would take room from the programs that this one waits for. With
+    # LETS_IN it may, where there is so little room to take that the weights it can ask for meanwhile are worth more.
+    if DEPENDENT and LETS_IN:
+        tl.extra.cuda.gdc_launch_dependents()
     if DEPENDENT:
         tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+        if not LETS_IN:
+            tl.extra.cuda.gdc_launch_dependents()
     t = tl.program_id(1) // HQ
     if (t >= num_queries) | (slots == 0):
         return

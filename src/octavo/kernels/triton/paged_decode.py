@@ -177,6 +177,11 @@ class PagedDecode:
         """All that a graph of `run` has in it: equal ones give the same launches with the same arguments."""
         return self.geometry, self._step.data_ptr(), self._partial.data_ptr(), self._lse.data_ptr()
 
+    @property
+    def buffers(self) -> tuple[Tensor, Tensor, Tensor]:
+        """On the device: the items, with merges and gaps after them; partial results; their log-sum-exps."""
+        return self._step, self._partial, self._lse
+
     def run(
         self, q: Tensor, k: StoredRows, v: StoredRows, table: Tensor, out: Tensor, sinks: Tensor | None = None
     ) -> None:

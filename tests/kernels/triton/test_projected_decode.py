@@ -1,0 +1,162 @@
+"""Attention from projected heads in one kernel: what rotating and storing first, and then attending, gives."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from octavo.kernels.rows import HeadNorms, HeadWeights, Rotation
+from octavo.kernels.triton.decode_plan import DecodeRows
+from octavo.kernels.triton.head_rows import HeadShape, rotate_and_store_heads
+from octavo.kernels.triton.paged_decode import DecodeSpec, PagedDecode, StoredRows
+from octavo.kernels.triton.projected_decode import LEAST_GROUP, MOST_ROWS, attend_projected, projects
+
+GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if GPU else "cpu")
+BLOCK = 16
+
+
+def draw(*shape, seed):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+class Step:
+    """One token of each of some sequences, whose last column is the token's own and not stored yet."""
+
+    def __init__(self, lengths, *, heads=(4, 2, 64), dtype=torch.float16, window=None, normed=True, biased=False):
+        self.lengths, count = np.array(lengths, dtype=np.int64), len(lengths)
+        hq, hkv, dim = heads
+        codec = {torch.float16: "f16", torch.bfloat16: "bf16"}[dtype]
+        self.spec = DecodeSpec(hq, hkv, dim, dim, BLOCK, codec, codec, 1 / math.sqrt(dim), window)
+        self.shape = HeadShape(hq, hkv, dim, codec, codec)
+        self.decode = PagedDecode(self.spec, DEVICE)
+        per = -(-int(self.lengths.max()) // BLOCK)
+        order = torch.randperm(count * per, generator=torch.Generator().manual_seed(1)).int()
+        self.table, self.begins = order.to(DEVICE), np.arange(count) * per
+        own = self.lengths - 1
+        places = order.numpy()[self.begins + own // BLOCK].astype(np.int64) * BLOCK + own % BLOCK
+        self.rows = torch.tensor(places, device=DEVICE)
+        self.k, self.v = (draw(count * per * BLOCK, hkv, dim, seed=seed).to(dtype) for seed in (2, 3))
+        self.qkv = draw(count, (hq + 2 * hkv) * dim, seed=4).to(dtype)
+        positions = torch.arange(count, device=DEVICE) * 3 % 7
+        self.rotation = Rotation(draw(7, dim, seed=5), draw(7, dim, seed=6), positions)
+        norms = HeadNorms(draw(dim, seed=7), draw(dim, seed=8), 1e-3) if normed else None
+        self.weights = HeadWeights(norms, draw((hq + 2 * hkv) * dim, seed=9) if biased else None)
+
+    def plan(self, **settings):
+        first = np.zeros_like(self.lengths)
+        if self.spec.window is not None:
+            first = np.maximum(self.lengths - self.spec.window, 0)
+        count = len(self.lengths)
+        ones = np.ones(count, dtype=np.int64)
+        self.decode.plan(DecodeRows(np.arange(count), ones, first, self.lengths, self.begins), **settings)
+
+    def run(self, *, at_once):
+        """Attended heads, and K and V as they are stored then."""
+        k, v = self.k.clone(), self.v.clone()
+        planes = StoredRows(k, None), StoredRows(v, None)
+        out = torch.full((len(self.lengths), self.spec.num_q_heads, self.spec.v_dim), float("nan"), device=DEVICE)
+        if at_once:
+            given = self.qkv, self.rotation, self.weights, self.rows, *planes
+            attend_projected(self.decode, *given, self.table, out)
+        else:
+            norms, bias = self.weights.norms, self.weights.bias
+            given = self.shape, self.qkv, self.rotation, norms, self.rows, *planes
+            self.decode.run(rotate_and_store_heads(*given, torch.float32, bias), *planes, self.table, out)
+        return out, k, v
+
+    def check(self):
+        (out, *stored), (expected, *expected_stored) = self.run(at_once=True), self.run(at_once=False)
+        for mine, theirs, before in zip(stored, expected_stored, (self.k, self.v), strict=True):
+            assert not torch.equal(theirs, before)
+            # Sums of squares are added in another order: a key may round to a neighbour.
+            assert (mine.float() - theirs.float()).abs().max() < 4e-3 * theirs.float().abs().max()
+        allowed = 2e-3 * expected.abs().max() if self.k.dtype == torch.bfloat16 else 1e-3
+        assert (out - expected).abs().max() < allowed < (out * 1.01 - expected).abs().max()
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("heads", [(4, 2, 64), (5, 1, 64)], ids=str)
+def test_sequences_of_any_length_are_attended_over_with_their_own_column(heads, normed, biased):
+    step = Step([1, 130, 17, 64, 65], heads=heads, normed=normed, biased=biased)
+    step.plan()
+    step.check()
+
+
+@pytest.mark.parametrize("dim", [128, 256])
+def test_chunks_of_long_sequences_are_merged(dim):
+    step = Step([200, 40], heads=(4, 2, dim))
+    step.plan(chunk=64, fixed=True)
+    assert step.decode.geometry.merges
+    step.check()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not GPU, reason="torch sees no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("heads", [(16, 8, 128), (32, 8, 128), (32, 8, 64), (24, 4, 256)], ids=str)
+@pytest.mark.parametrize("lengths", [(5000,), (256, 257), (700, 3, 8191, 64, 1, 1025, 100, 2048)], ids=str)
+def test_long_contexts_agree_on_the_device(lengths, heads, dtype):
+    step = Step(lengths, heads=heads, dtype=dtype)
+    step.plan(fixed=True)
+    step.check()
+
+
+def test_only_a_window_is_seen():
+    step = Step([200, 30], window=70)
+    step.plan()
+    step.check()
+    narrow, wide = step.run(at_once=True)[0], Step([200, 30])
+    wide.plan()
+    assert not torch.allclose(narrow[0], wide.run(at_once=True)[0][0], atol=1e-2)
+
+
+def test_padding_gets_nothing_and_a_token_without_a_row_is_stored_nowhere():
+    step = Step([40, 40, 40])
+    step.rows[1] = -1
+    step.plan()
+    expected, k, v = step.run(at_once=True)
+    for plane, before in ((k, step.k), (v, step.v)):
+        changed = (plane != before).flatten(1).any(1).nonzero().flatten()
+        assert changed.tolist() == sorted(step.rows[[0, 2]].tolist())
+    ones = np.array([1, 1, 0])
+    columns = step.lengths * ones
+    step.decode.plan(DecodeRows(np.arange(3), ones, columns * 0, columns, step.begins), fixed=True, capacity=3)
+    out = step.run(at_once=True)[0]
+    assert torch.equal(out[:2], expected[:2])
+    assert out[2].isnan().all()
+
+
+@pytest.mark.parametrize("wrong", [-5, 2**31 - 1])
+def test_blocks_that_do_not_exist_are_not_read(wrong):
+    step = Step([60])
+    step.table[1] = wrong
+    step.plan()
+    out, expected = (step.run(at_once=each)[0] for each in (True, False))
+    assert (out - expected).abs().max() < 1e-3
+
+
+def test_steps_of_few_rows_are_served_and_those_that_need_more_are_not():
+    heads = (2 * LEAST_GROUP, 2, 64)
+    for count in (MOST_ROWS, MOST_ROWS + 1):
+        step = Step([40] * count, heads=heads)
+        step.plan()
+        assert projects(step.decode) == (count == MOST_ROWS)
+    step = Step([40], heads=heads)
+    one = np.array([1])
+    step.decode.plan(DecodeRows(one * 0, one * 2, one * 0, one * 40, one * 0))
+    assert not projects(step.decode)
+    step.decode.plan(DecodeRows(one * 0, one, one * 0, one * 40, one * 0, keep=one * 4, skip=one * 2))
+    assert not projects(step.decode)
+    few = Step([40], heads=(LEAST_GROUP - 1, 1, 64))
+    few.plan()
+    assert not projects(few.decode)
+    quantised = PagedDecode(DecodeSpec(2 * LEAST_GROUP, 2, 64, 64, BLOCK, "q8_0", "f16", 0.1), DEVICE)
+    quantised.plan(DecodeRows(one * 0, one, one * 0, one * 40, one * 0))
+    assert not projects(quantised)
