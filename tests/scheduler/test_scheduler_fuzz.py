@@ -200,7 +200,7 @@ class Load:
 @pytest.mark.parametrize("looks_ahead", [False, True], ids=["step by step", "ahead"])
 def test_under_random_load_everyone_gets_what_it_gets_alone(looks_ahead: bool, budget: int, interval: int) -> None:
     load = Load(int(looks_ahead), budget, interval, looks_ahead)
-    load.run(2_500)
+    load.run(1_500)
     expected = {"dense", "paged", "aborted", "failed", "preempted by hand", "gave way", "limited", "evicted", "hit"}
     if looks_ahead:
         expected |= {"ahead", "both failed", "failed ahead", "stopped"}
@@ -210,7 +210,7 @@ def test_under_random_load_everyone_gets_what_it_gets_alone(looks_ahead: bool, b
 @pytest.mark.parametrize(("budget", "interval"), [(64, 4), (16, 2), (3, 3)], ids=["wide", "narrow", "starved"])
 def test_chunks_follow_chunks_under_random_load_where_there_are_no_windows(budget: int, interval: int) -> None:
     load = Load(2, budget, interval, True, NUM_BLOCKS[:1])
-    load.run(2_500)
+    load.run(1_500)
     expected = {"gave way", "both failed", "failed ahead", "stopped", "ahead of a chunk", "ahead with one who came"}
     expected.add("ahead with the next chunk")
     assert expected <= {name for name, count in load.counts.items() if count >= 3}, load.counts
