@@ -235,6 +235,7 @@ int32_t octavo_attend(const float *q, int64_t q_stride, const octavo_rows *k, co
     const int alone = work < LEAST_WORK;
     const int64_t items = list_items(&job, num_tiles, alone ? 1 : octavo_threads());
     if (items == 0) return 1;
-    octavo_parallel(items, alone ? items : 1, attend_items, &job);
+    if (alone) attend_items(&job, 0, items);
+    else octavo_parallel_each(items, attend_items, &job);
     return failed;
 }

@@ -15,7 +15,7 @@ enum { MAX_WORKERS = 255, WORKER_SPINS = 4000, WAITS_BEFORE_YIELD = 2000 };
 static struct {
     octavo_task task;
     void *job;
-    int64_t items, grain;
+    int64_t items, grain, parts; // `parts` 0: `grain` items at a time
 } current;
 
 static _Atomic int64_t next = CLOSED; // the first item that nobody has taken
@@ -37,13 +37,17 @@ static inline void relax(void) {
 }
 
 static void take_items(void) {
+    int64_t begin = atomic_load(&next);
     for (;;) {
-        // `current` may be read only after a claim that is not CLOSED: until then another job may be being written.
-        int64_t first = atomic_fetch_add(&next, 1);
-        if (first >= CLOSED) return;
-        int64_t begin = first * current.grain, end = begin + current.grain;
-        if (begin >= current.items) return;
-        current.task(current.job, begin, end < current.items ? end : current.items);
+        // `current` may be read only once this is not CLOSED: until then another job may be being written.
+        if (begin >= CLOSED) return;
+        const int64_t left = current.items - begin, part = current.parts ? left / current.parts : 0;
+        if (left <= 0) return;
+        int64_t count = part > current.grain ? part : current.grain;
+        if (count > left) count = left;
+        if (!atomic_compare_exchange_weak(&next, &begin, begin + count)) continue;
+        current.task(current.job, begin, begin + count);
+        begin = atomic_load(&next);
     }
 }
 
@@ -72,7 +76,7 @@ static void *work(void *argument) {
     return NULL;
 }
 
-void octavo_parallel(int64_t items, int64_t grain, octavo_task task, void *job) {
+static void share(int64_t items, int64_t grain, int64_t parts, octavo_task task, void *job) {
     if (items <= 0) return;
     if (items <= grain || atomic_load(&num_workers) == 0 || pthread_mutex_trylock(&owner) != 0) {
         task(job, 0, items);
@@ -82,6 +86,7 @@ void octavo_parallel(int64_t items, int64_t grain, octavo_task task, void *job) 
     current.job = job;
     current.items = items;
     current.grain = grain;
+    current.parts = parts;
     atomic_store(&next, 0);
     atomic_fetch_add(&jobs, 1);
     if (atomic_load(&sleeping) > 0) {
@@ -98,6 +103,12 @@ void octavo_parallel(int64_t items, int64_t grain, octavo_task task, void *job) 
     }
     pthread_mutex_unlock(&owner);
 }
+
+void octavo_parallel(int64_t items, int64_t grain, octavo_task task, void *job) {
+    share(items, grain, octavo_threads(), task, job);
+}
+
+void octavo_parallel_each(int64_t items, octavo_task task, void *job) { share(items, 1, 0, task, job); }
 
 // A child process has none of its parent's threads.
 static void after_fork(void) {
