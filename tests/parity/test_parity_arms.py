@@ -24,7 +24,7 @@ from tests.paged_routes import PAGED_ROUTES
 from tests.tiny_models import save_hf
 
 CONFIG = EngineConfig(dtype="bfloat16", device="cpu", threads=1)
-NUM_TOKENS = 24
+NUM_TOKENS, FEW_TOKENS = 24, 8
 LAYERS = ["sliding_attention", "full_attention"]
 
 
@@ -174,7 +174,7 @@ def test_a_paged_arm_that_gathers_where_the_fused_kernel_serves_fails(loaded, no
         original(self, Route.GATHER if route.value in PAGED_ROUTES else route, reason, count)
 
     monkeypatch.setattr(RouteCounts, "add", add)
-    failed = {arm.name for arm in run_parity(loaded, CONFIG, num_tokens=NUM_TOKENS).arms if not arm.equal}
+    failed = {arm.name for arm in run_parity(loaded, CONFIG, num_tokens=FEW_TOKENS).arms if not arm.equal}
     assert failed == {a for a in HERE if runs_paged_here(a) and "gather" not in a and "codec" not in a}
 
 
@@ -189,7 +189,7 @@ def test_an_engine_whose_paged_storage_errs_is_noticed(loaded, no_processes, mon
             self.runner.logits = lambda hidden: logits(hidden) * (1 + 2**-7)
 
     monkeypatch.setattr(EngineCore, "__init__", init)
-    report = run_parity(loaded, CONFIG, num_tokens=NUM_TOKENS)
+    report = run_parity(loaded, CONFIG, num_tokens=FEW_TOKENS)
     failed = {arm.name for arm in report.arms if not arm.equal}
     assert failed == {a for a in HERE if runs_paged_here(a) and a != "context_shift"}  # too small for its margin
 
