@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -79,3 +80,33 @@ def test_text_that_fills_the_context_may_be_counted_however_long_that_is() -> No
 def test_the_bound_is_of_the_vocabulary() -> None:
     tokenizer: Tokenizer = fake_app().state.octavo.engine.tokenizer
     assert 512 < tokenizer.least_tokens(LONG) < len(LONG)
+
+
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": "' + "x" * 5000 + '"}'}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [{"role": "user", "content": "x" * 5000}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "x" * 5000}]}]},
+        {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [CALL]}]},
+        {"messages": [{"role": "assistant", "content": "hi", "reasoning_content": "x" * 5000}]},
+        {"messages": [{"role": "user", "content": ""}] * 1000},
+        {"messages": [{"role": "user", "content": "hi"}], "chat_template_kwargs": {"note": "x" * 5000}},
+    ],
+    ids=["content", "parts", "tool call", "reasoning", "many messages", "variables"],
+)
+def test_a_long_conversation_is_encoded_off_the_event_loop_wherever_its_text_is(
+    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+
+    def encode_chat(self: Tokenizer, *arguments: Any, **settings: Any) -> list[int]:
+        threads.append(threading.current_thread())
+        return [3]
+
+    monkeypatch.setattr(Tokenizer, "encode_chat", encode_chat)
+    assert post("/tokenize", {"messages": [{"role": "user", "content": "hi"}]}).status == 200
+    assert post("/tokenize", fields).status == 200
+    assert threads[0] is threading.main_thread() and threads[1] is not threads[0]

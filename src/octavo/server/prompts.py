@@ -37,7 +37,7 @@ async def chat_prompt(
     `messages` are those of `template_messages`. One that is far too long to be answered, or if it is only counted, has
     more than `most_counted_chars`, is not encoded first.
     """
-    size = sum(len(str(message.get("content"))) for message in messages) + (len(str(tools)) if tools else 0)
+    size = _chars((messages, tools, variables))
     most_tokens, most_chars = (info.max_prompt_tokens, None) if is_answered else (None, most_counted_chars(info))
     encode = partial(
         tokenizer.encode_chat, messages, tools=tools, most_tokens=most_tokens, most_chars=most_chars, **variables
@@ -159,6 +159,15 @@ def _too_long(name: str, num_tokens: int, most: int, info: ModelInfo, *, at_leas
         param=name.split("[", 1)[0],
         code="context_length_exceeded",
     )
+
+
+def _chars(data: object) -> int:
+    """Of all strings in plain data: of what a template makes text of, wherever it finds it."""
+    if isinstance(data, str):
+        return len(data)
+    if isinstance(data, Mapping):
+        return sum(_chars(name) + _chars(value) for name, value in data.items())
+    return sum(map(_chars, data)) if isinstance(data, Sequence) else 0
 
 
 async def _encoded(encode: Callable[[], Result], size: int) -> Result:
