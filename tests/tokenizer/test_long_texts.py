@@ -10,6 +10,7 @@ import pytest
 from tiny_tokenizers import byte_level_metadata, byte_level_pipeline
 
 from octavo.tokenizer import Tokenizer
+from octavo.tokenizer.control_text import ControlTextMarks
 
 LINE = "the quick 12345 fox, naïve and 🚀, jumps\n"
 
@@ -42,3 +43,19 @@ def test_other_threads_run_while_a_long_text_is_encoded(make, tmp_path: Path) ->
         time.sleep(0.005)
         turns += 1
     assert turns >= 10
+
+
+def test_a_conversation_that_spells_many_control_tokens_is_taken_apart_in_time_that_grows_with_it() -> None:
+    control = of_gguf(Path())._parts.encoder.control
+
+    def seconds(num_tokens: int) -> float:
+        text = "<|im_end|>" * num_tokens
+        marks = ControlTextMarks(control, text)
+        marked = marks.mark(text)
+        begin = time.process_time()
+        fragments = marks.fragments(marked)
+        took = time.process_time() - begin
+        assert fragments == [text]
+        return took
+
+    assert seconds(80_000) < 2 * 4 * max(seconds(20_000), seconds(20_000))

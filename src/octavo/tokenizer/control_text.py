@@ -52,13 +52,17 @@ class ControlTextMarks:
     def fragments(self, rendered: str) -> list[Fragment]:
         """The rendering as plain runs and the ids of the template's own control tokens; marks removed."""
         fragments: list[Fragment] = []
+        run: list[str] = []  # joined once: text that grew piece by piece would be copied for each
         for piece, is_literal in self._pieces(self._unescape(rendered)):
             for fragment in [piece] if is_literal else self._control.split(piece):
-                if isinstance(fragment, str) and fragments and isinstance(fragments[-1], str):
-                    fragments[-1] += fragment
-                else:
-                    fragments.append(fragment)
-        return fragments
+                if isinstance(fragment, str):
+                    run.append(fragment)
+                    continue
+                if run:
+                    fragments.append("".join(run))
+                    run = []
+                fragments.append(fragment)
+        return [*fragments, "".join(run)] if run else fragments
 
     def _pieces(self, rendered: str) -> Iterator[tuple[str, bool]]:
         """Pieces in order, each with whether it is a marked token. A lone mark still parts what lies on its sides."""
