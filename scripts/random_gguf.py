@@ -94,8 +94,13 @@ def weights(shape: Shape, vocab_size: int) -> Iterator[Weight]:
 
 
 def write(path: Path, shape: Shape, tokenizer: Path, name: str, seed: int = 0) -> None:
-    """Write the file. `tokenizer` is a GGUF file whose vocabulary it gets."""
+    """Write the file. `tokenizer` is a GGUF file whose vocabulary it gets.
+
+    Raises `ValueError` if it is none or has none, `OSError` if a file cannot be read or written.
+    """
     source = gguf.GGUFReader(tokenizer)
+    if "tokenizer.ggml.tokens" not in source.fields:
+        raise ValueError("the file has no vocabulary")
     writer = gguf.GGUFWriter(path, "qwen2")
     writer.add_name(f"{name}, random weights")
     writer.add_block_count(shape.layers)
@@ -161,7 +166,10 @@ def main() -> None:
     parser.add_argument("tokenizer", type=Path, help="GGUF file whose tokenizer it gets")
     parser.add_argument("out", type=Path, help="file to write")
     given = parser.parse_args()
-    write(given.out, SHAPES[given.shape], given.tokenizer, given.shape)
+    try:
+        write(given.out, SHAPES[given.shape], given.tokenizer, given.shape)
+    except (OSError, ValueError) as error:
+        parser.error(f"{given.out} cannot be written with the tokenizer of {given.tokenizer}: {error}")
 
 
 if __name__ == "__main__":

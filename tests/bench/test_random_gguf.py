@@ -9,7 +9,7 @@ import pytest
 from octavo.llm import LLM
 from octavo.models.loaders import open_checkpoint
 from octavo.sampling_params import SamplingParams
-from scripts.random_gguf import SHAPES, Shape, weights, write
+from scripts.random_gguf import SHAPES, Shape, main, weights, write
 from tests.tiny_models import add_tokenizer_metadata
 
 TINY = Shape(hidden=256, intermediate=512, layers=4, heads=4, kv_heads=2, context=256)
@@ -68,3 +68,22 @@ def test_the_file_of_one_and_a_half_billion_weights_is_of_that_size():
     assert 1.54e9 < sum(max(1, each.rows) * each.columns for each in found) < 1.55e9
     assert len(found) == 2 + 12 * 28
     assert sum(each.kind.name == "Q6_K" for each in found) == 1 + 2 * 14
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [("absent", "No such file"), ("text", "magic"), ("nothing", "no vocabulary"), ("path", "directory")],
+)
+def test_a_file_that_cannot_be_used_is_named_in_a_line(source, said, path, tmp_path, monkeypatch, capsys):
+    (tmp_path / "text").write_bytes(b"no model file" * 10)
+    writer = gguf.GGUFWriter(tmp_path / "nothing", "llama")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    tokenizer, out = (path, tmp_path) if source == "path" else (tmp_path / source, tmp_path / "out.gguf")
+    monkeypatch.setattr("sys.argv", ["random_gguf", next(iter(SHAPES)), str(tokenizer), str(out)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert ended.value.code == 2
+    assert said in last and str(tokenizer) in last and str(out) in last
