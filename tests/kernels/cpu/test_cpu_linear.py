@@ -19,7 +19,7 @@ from tests.kernels.cpu.linear_cases import (
 )
 
 COLUMNS = [32, 64, 96, 576, 1536, 33 * 32]
-# Around the number of rows that share a pass over a tile (4), a block (16) and an item (64).
+# Around the number of rows that share a pass over a tile (4) and a block (16); an item has 256.
 COUNTS = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 130]
 
 every_form = pytest.mark.parametrize(
@@ -43,6 +43,14 @@ def test_a_row_has_the_same_bits_alone_and_among_any_number_of_others(bits, grou
     for rows, columns in ((37, 96), (18, 1536)):
         packed = PackedAffine([draw_matrix(rows, columns, bits, group, offset)])
         assert_rows_do_not_depend_on_their_number(packed, draw_rows(130, columns), COUNTS)
+
+
+@every_form
+def test_a_row_has_the_same_bits_whichever_item_it_is_of(bits, group, offset):
+    packed, x = PackedAffine([draw_matrix(18, 96, bits, group, offset)]), draw_rows(273, 96)
+    whole = packed.multiply(x)
+    for part in (slice(0, 255), slice(0, 256), slice(0, 257), slice(16, 273), slice(255, 260), slice(256, 257)):
+        assert torch.equal(packed.multiply(x[part].contiguous()), whole[part])
 
 
 def test_more_columns_than_a_pass_holds_change_nothing_about_rows():

@@ -48,22 +48,23 @@ INLINE void store_bytes(int8_t *p, vi v) {
 #endif
 }
 
+// Bits of the largest |x|, which are ordered like the values, with infinities and NaN on top.
+INLINE int32_t largest_bits(const float *x, int64_t count) {
+    vi most = splat_i(0);
+    for (int64_t i = 0; i < count; i += VL) most = max_i(most, (vi)load(x + i) & 0x7fffffff);
+    return max_lanes_i(most);
+}
+
 static void encode_row(const float *x, int64_t spans, uint8_t *block, int64_t height, int64_t row) {
     const vf shifter = splat(12582912.0f); // 1.5 * 2^23: adding it rounds to a whole number, ties to even
     for (int64_t s = 0; s < spans; s++, x += SPAN) {
         span_view out = view_span(block, height, s, row);
         int8_t *high_out = (int8_t *)out.high, *low_out = (int8_t *)out.low;
-        vi most = splat_i(0);
-        for (int v = 0; v < SPAN / VL; v++) {
-            vi bits = (vi)load(x + v * VL) & 0x7fffffff; // ordered like the values, with infinities and NaN on top
-            vi more = bits > most;
-            most = (more & bits) | (~more & most);
-        }
-        const int32_t largest_bits = max_lanes_i(most);
+        const int32_t most = largest_bits(x, SPAN);
         float largest;
-        memcpy(&largest, &largest_bits, 4);
+        memcpy(&largest, &most, 4);
         // Not finite: poison the result. Next to nothing: zero.
-        const int bad = largest_bits >= 0x7f800000, none = !bad && largest < 1e-30f;
+        const int bad = most >= 0x7f800000, none = !bad && largest < 1e-30f;
         const vf inverse = splat(bad || none ? 0.0f : FULL / largest);
         int32_t sums[2];
         for (int half = 0; half < 2; half++) {

@@ -29,6 +29,9 @@ static int amx_allowed(void) {
     return amx_state == 1;
 }
 
+// Some compilers do not see that instructions of tiles read memory: what is written before this is there when they do.
+INLINE void finish_writes(void) { __asm__ volatile("" ::: "memory"); }
+
 // For groups of `group` columns.
 static void amx_configure(int group) {
     struct {
@@ -39,6 +42,7 @@ static void amx_configure(int group) {
     for (int t = 0; t < 4; t++) config.rows[t] = BLOCK_ROWS, config.bytes[t] = 64;              // sums
     for (int t = 4; t < 6; t++) config.rows[t] = BLOCK_ROWS, config.bytes[t] = (uint16_t)group; // x
     for (int t = 6; t < 8; t++) config.rows[t] = (uint8_t)(group / 4), config.bytes[t] = 64;    // codes
+    finish_writes();
     _tile_loadconfig(&config);
 }
 
@@ -99,6 +103,7 @@ INLINE void multiply_tile_amx(const uint8_t *w, int64_t bytes, uint8_t *codes, i
             const int64_t ahead = i + 3;
             unpack_group(w + ahead / groups * bytes, bits, group, (int)(ahead % groups), codes + ahead * group * LANES);
         }
+        finish_writes();
         if (i >= -1 && i + 1 < count) {
             if (i % 2) STORE_GROUP(0, 1, rows, sums[0]);
             else STORE_GROUP(2, 3, rows, sums[1]);

@@ -42,13 +42,6 @@ INLINE int64_t fixed_bytes(fixed_layout l) {
 // The largest integer: PLANE * high + low where both are as large as they can be.
 INLINE float largest_integer(int bits) { return (float)(PLANE * (bits == 4 ? 127 : 63) + LOW); }
 
-INLINE int32_t largest_bits(const float *x, int64_t count) {
-    vi most = splat_i(0);
-    // Ordered like the values, with infinities and NaN on top.
-    for (int64_t i = 0; i < count; i += VL) most = max_i(most, (vi)load(x + i) & 0x7fffffff);
-    return max_lanes_i(most);
-}
-
 INLINE span_sum sum_of(int32_t sum, int bits) {
     return (span_sum){-middle_of(bits) * sum, (int32_t)((uint32_t)sum << 16)};
 }

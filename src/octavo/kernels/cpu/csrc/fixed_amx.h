@@ -32,7 +32,7 @@ static void configure_fixed(int64_t height, int group) {
         config.rows[t] = (uint8_t)(height == 8 && t >= 6 ? group / 4 : 16);
         config.bytes[t] = (uint16_t)(height == 8 && (t == 4 || t == 5) ? group : 64);
     }
-    __asm__ volatile("" ::: "memory"); // some compilers do not see that the next line reads it
+    finish_writes();
     _tile_loadconfig(&config);
 }
 
@@ -82,6 +82,7 @@ static void unpack_fixed(const octavo_weight *part, const uint8_t *record, int64
 // The sums of a block of `height` rows whose first pair lies at `x`.
 INLINE void multiply_stripe(const weight_pair *weights, const uint8_t *x, int64_t step, int64_t pairs,
                             stripe_sums *sums) {
+    finish_writes();
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -212,6 +213,7 @@ INLINE void multiply_few(const uint8_t *tile, const uint8_t *x, fixed_layout l, 
             unpack_signed(ahead.record, bits, group, g, codes[(i + 3) % SLOTS]);
             if (g == groups - 1) next_record(&ahead, spans, bytes);
         }
+        finish_writes();
         if (i >= -1 && i + 1 < count) {
             if (i % 2) _tile_stored(0, sums[0], 64);
             else _tile_stored(1, sums[1], 64);

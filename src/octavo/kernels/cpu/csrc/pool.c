@@ -97,7 +97,8 @@ static void share(int64_t items, int64_t grain, int64_t parts, octavo_task task,
     take_items();
     // From here no worker can take an item; those inside still finish theirs.
     atomic_store(&next, CLOSED);
-    for (int waits = 0; atomic_load_explicit(&inside, memory_order_acquire) > 0; waits++) {
+    // In one order with what was just stored: a worker that it does not see yet finds CLOSED.
+    for (int waits = 0; atomic_load(&inside) > 0; waits++) {
         relax();
         if (waits > WAITS_BEFORE_YIELD) sched_yield();
     }
