@@ -27,10 +27,7 @@ class PackedAffine:
         self.num_rows = sum(matrix.num_rows for matrix in matrices)
         self.num_columns = matrices[0].num_columns
         bits = [kernel_bits(m.bits, m.group, m.has_minimum) for m in matrices]
-        sizes = [
-            _aligned(functions.octavo_packed_bytes(m.num_rows, m.num_columns, each, m.group, int(m.has_minimum)))
-            for each, m in zip(bits, matrices, strict=True)
-        ]
+        sizes = [_aligned(packed_bytes(m.num_rows, m.num_columns, m.bits, m.group, m.has_minimum)) for m in matrices]
         self.num_bytes = sum(sizes)
         try:
             self._memory = WEIGHTS.take(self.num_bytes)
@@ -104,14 +101,11 @@ def kernel_bits(bits: int, group: int, has_minimum: bool) -> int:
 
 
 def packed_bytes(num_rows: int, num_columns: int, bits: int, group: int, has_minimum: bool) -> int:
-    """Bytes that such a matrix takes packed: its codes and one or two 16-bit numbers a group, in tiles of 16 rows.
-
-    For 4 and 5 bits a float32 step a row, too, for about every 512 columns.
-    """
+    """Bytes that such a matrix takes packed."""
+    functions = library.load().functions
+    assert functions is not None
     bits = kernel_bits(bits, group, has_minimum)
-    tiles, steps = -(-num_rows // 16), -(-num_columns // 512) if bits < 6 else 0
-    numbers = 32 * (num_columns // group) * (2 if has_minimum else 1)
-    return tiles * (16 * num_columns * bits // 8 + numbers + 64 * steps)
+    return int(functions.octavo_packed_bytes(num_rows, num_columns, bits, group, int(has_minimum)))
 
 
 def _aligned(size: int) -> int:

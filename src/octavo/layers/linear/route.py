@@ -21,7 +21,7 @@ from octavo.layers.quant_tensor import QuantTensor
 class RouteProperties:
     """What a route promises. `row_invariant`: a row's result is bitwise the same at every row count.
 
-    `weight_error` bounds |packed - w| relative to the largest |w| of its scale group (0: exact).
+    `weight_error` bounds |packed - w| relative to the largest |w| of its row (0: exact).
     """
 
     name: str
