@@ -171,6 +171,14 @@ def test_a_process_that_ends_is_told_with_its_last_words():
 
 
 @needs_proc
+def test_a_process_that_an_interrupt_ended_before_us_is_no_fault() -> None:
+    with ChildProcess("json.tool") as child:
+        os.kill(child.pid, signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            child.read()
+
+
+@needs_proc
 def test_processor_time_is_that_of_another_process_which_is_found_among_our_children():
     code = "import time\nwhile time.process_time() < 0.3: pass\nprint('done', flush=True)\ninput()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:

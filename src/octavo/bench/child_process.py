@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -54,11 +55,14 @@ class ChildProcess:
             self._errors.close()
 
     def read(self) -> dict[str, Any]:
-        """The next line. Raises `EngineFault`, with the last of what it said, if the process has ended."""
+        """The next line. Raises `EngineFault`, with the last of what it said, if the process has ended, and
+        `KeyboardInterrupt` if an interrupt ended it: a terminal sends one to every process, and it may be the first.
+        """
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            self._process.wait()
+            if self._process.wait() == -signal.SIGINT:
+                raise KeyboardInterrupt
             self._errors.seek(0)
             said = self._errors.read().strip().splitlines()
             raise EngineFault(f"the process `{self._name}` ended: {said[-1] if said else 'without a word'}")
