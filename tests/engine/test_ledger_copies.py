@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import weakref
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,13 +16,16 @@ from octavo.cache.spec import LayerSpec, group_layers
 from octavo.config import EngineConfig
 from octavo.engine.hand_off import HandOff
 from octavo.engine.loaded_model import load_model, plan_model
-from octavo.engine.working_memory import Serving, export_bytes, shift_bytes, undo_bytes, workspace_bytes
+from octavo.engine.working_memory import Serving, encoded_bytes, export_bytes, shift_bytes, undo_bytes, workspace_bytes
+from octavo.kernels.cpu import library
+from octavo.kernels.cpu.linear import PackedAffine
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
 from octavo.step_batch import StorageKind
 from octavo.storage import kv_cache
 from octavo.storage.codecs import CODECS
 from tests.engine.tiny_engines import Driver, Outcome, open_model, prompt_of
+from tests.kernels.cpu.linear_cases import draw_matrix, draw_rows
 from tests.tiny_models import save_hf
 
 CPU = torch.device("cpu")
@@ -156,3 +162,27 @@ def test_windows_have_blocks_for_the_tokens_that_a_shift_keeps(tmp_path):
     assert driver.core._scheduler.num_running == 2
     assert all(len(outcome.token_ids) == 300 for outcome in driver.run().values())
     driver.assert_idle()
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="this system does not say how much memory is held")
+def test_activations_that_products_encode_take_what_was_set_aside_for_them(loaded):
+    if library.load().functions is None:
+        pytest.skip(f"no compiled kernels: {library.load().reason}")
+    tokens, columns = 4096, 2048
+    packed = PackedAffine([draw_matrix(16, columns, bits, 32, "minimum") for bits in (4, 5, 8)])
+    x = draw_rows(tokens, columns)
+    taken = []
+
+    def held() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def multiply() -> None:
+        before = held()
+        y = packed.multiply(x)
+        taken.append(held() - before - y.nbytes)
+
+    thread = threading.Thread(target=multiply)  # which has encoded nothing before
+    thread.start()
+    thread.join()
+    said = encoded_bytes(replace(loaded.plan.config, hidden_size=columns), tokens)
+    assert 0.5 * said < taken[0] <= said + (4 << 20)

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from octavo.cache.spec import LayerSpec
+from octavo.cache.spec import LayerSpec, group_layers
 from octavo.config import EngineConfig
 from octavo.engine.ledger import Ledger, plan_memory
 from octavo.engine.resident import Resident
-from octavo.engine.working_memory import Serving
+from octavo.engine.working_memory import Serving, undo_bytes, workspace_bytes
 from octavo.models.loaders import open_checkpoint
 from octavo.step_batch import StorageKind
 from octavo.storage.codecs import CODECS
@@ -78,3 +78,18 @@ def test_a_gpu_that_gathers_sets_aside_what_it_takes_of_several_sequences_at_a_t
     assert workspace(3) - workspace(1) == 2 * (copied + windowed)
     assert workspace(6000) == workspace(7000)
     assert workspace(3, "cpu") == workspace(1, "cpu")
+
+
+def test_dense_sequences_that_torch_attends_to_together_are_copied_like_paged_ones_and_those_in_rings_one_by_one(model):
+    def workspace(layer: LayerSpec, storage: StorageKind, max_num_seqs: int) -> int:
+        """Bytes but for what the number of sequences takes of the sampler, and to take steps in rings back."""
+        serving = Serving(storage, (CODECS["f16"], CODECS["f16"]), torch.device("cuda"), gather=True)
+        config = EngineConfig(max_num_seqs=max_num_seqs, max_context=256, max_batch_tokens=256).on("cuda")
+        groups = group_layers([layer])
+        most = workspace_bytes(model, groups, config, serving, 256, compiled=[False])
+        return most - max_num_seqs * 8 * model.vocab_size - undo_bytes(groups, config, serving)
+
+    full, sliding = LAYOUT
+    dense, paged = (workspace(full, storage, 3) for storage in (StorageKind.DENSE, StorageKind.PAGED))
+    assert dense == paged > workspace(full, StorageKind.DENSE, 1)
+    assert workspace(sliding, StorageKind.DENSE, 3) == workspace(sliding, StorageKind.DENSE, 1)

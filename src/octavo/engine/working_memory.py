@@ -30,7 +30,9 @@ from octavo.storage.fused_attention import VERIFY_TOKENS, FusedAttention
 from octavo.storage.undo import DEPTH
 
 _ROTARY_BLOCK = 4096  # positions that the rotary table grows by
-_ENCODED_SPAN = (32, 80)  # columns, and bytes that the compiled products take for them once encoded
+# Columns, and bytes that the compiled products take for them once encoded: for one matrix at most, and for several
+# whose codes are of 4, of 5 and of more bits.
+_ENCODED_SPAN = (32, 113, 306)
 _VOCABULARY_ROWS = 24  # bytes per vocabulary entry of the sampler's scratch, and the temporaries beside it
 _ROTATED = 3  # float32 copies of a layer's keys that are there while a context shift rotates them
 _EXACT_SCRATCH = 64 << 20  # of exact products on a GPU, whose columns are cut into parts
@@ -76,9 +78,7 @@ def workspace_bytes(
     # A table is copied when it grows. Gemma has one for each kind of layer, others one in all.
     tables = min(len(groups), len(set(model.layer_types))) * 2 * positions * model.head_dim * 2 * 4
     sampling = model.vocab_size * (2 * 4 * config.max_num_seqs + _VOCABULARY_ROWS)
-    columns, encoded = _ENCODED_SPAN
-    widest = max(model.hidden_size, model.intermediate_size, model.num_attention_heads * model.head_dim)
-    activations = -(-tokens // 16) * 16 * -(-widest // columns) * encoded if serving.device.type == "cpu" else 0
+    activations = encoded_bytes(model, tokens) if serving.device.type == "cpu" else 0
     attention = sum(
         _compiled_bytes(group, config, serving, max_context)
         if fast
@@ -95,6 +95,16 @@ def workspace_bytes(
         elif not serving.gather:
             attention += sum(_split_bytes(group, config, tokens, max_context) for group in groups)
     return tables + sampling + activations + scores + attention + copies
+
+
+def encoded_bytes(model: ModelConfig, tokens: int) -> int:
+    """Activations of a step as the compiled products of a CPU take them: q/k/v, or gate and up, may each have codes of
+    several widths.
+    """
+    columns, of_one, of_several = _ENCODED_SPAN
+    widest = max(model.hidden_size, model.intermediate_size, model.num_attention_heads * model.head_dim)
+    of_row = max(-(-widest // columns) * of_one, -(-model.hidden_size // columns) * of_several)
+    return -(-tokens // 16) * 16 * of_row
 
 
 def activation_bytes(model: ModelConfig, config: EngineConfig, max_context: int) -> int:
@@ -198,14 +208,16 @@ def _span(group: CacheGroup, config: EngineConfig, max_context: int) -> int:
 def _copied_bytes(group: CacheGroup, config: EngineConfig, serving: Serving, max_context: int) -> int:
     """Keys and values that torch attends to at a time, in float32, and what is held while they are decoded."""
     spec, span = group.spec, _span(group, config, max_context)
-    if _by_torch_on_device(group, config, serving):  # several sequences side by side
+    wider = spec.num_kv_heads * max(spec.k_dim, spec.v_dim) * 4
+    in_ring = spec.window is not None and serving.storage is StorageKind.DENSE
+    side_by_side = not in_ring and _by_torch_on_device(group, config, serving)  # several sequences
+    if side_by_side:
         token = spec.num_kv_heads * (spec.k_dim + spec.v_dim) * 4
         span = max(span, min(config.max_num_seqs * span, MOST_GATHERED_BYTES // token))
-    wider = spec.num_kv_heads * max(spec.k_dim, spec.v_dim) * 4
-    if serving.storage is StorageKind.PAGED:  # blocks are collected before they are decoded
-        beside = span * wider
-    else:  # the tokens of a chunk pass through the codec before they go to a ring
-        beside = 0 if spec.window is None else 2 * min(config.chunk_tokens, max_context) * wider
+    if in_ring:  # the tokens of a chunk pass through the codec before they go to a ring
+        beside = 2 * min(config.chunk_tokens, max_context) * wider
+    else:  # rows are collected before they are decoded, unless they are one run
+        beside = span * wider if serving.storage is StorageKind.PAGED or side_by_side else 0
     return span * spec.num_kv_heads * (spec.k_dim + spec.v_dim) * 4 + beside
 
 
