@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -143,3 +144,13 @@ def test_random_weights_need_a_config_and_no_model(octavo, tmp_path):
         assert done.status == 2 and "--random-weights --config DIR" in done.err
     done = octavo("bench", "decode", "--requests", 3)
     assert done.status == 2 and "--requests needs --random-weights" in done.err
+
+
+@pytest.mark.parametrize(
+    ("said", "told"), [("", "without a word"), ("a warning\noctavo: error: no room\n", "octavo: error: no room")]
+)
+def test_a_process_that_fails_is_told_with_its_status_and_last_words(said, told, monkeypatch):
+    done = CompletedProcess([], -9, stdout="", stderr=said)
+    monkeypatch.setattr(decode, "run_to_end", lambda command, given: done)
+    with pytest.raises(EngineFault, match=rf"^a measured process ended with status -9: {told}$"):
+        decode._generate(Path("model.gguf"), [], "hi")

@@ -160,6 +160,7 @@ def _generate(model: Path, flags: Sequence[str], prompt: str) -> tuple[dict[str,
     command = [sys.executable, "-c", _RUN, "generate", "--json", "--raw", "--ignore-eos", "-m", str(model), *flags]
     done = run_to_end(command, prompt)
     if done.returncode != 0:
-        raise EngineFault(f"a measured process failed: {(done.stderr.splitlines() or ['no message'])[-1]}")
+        said = done.stderr.strip().splitlines() or ["without a word"]
+        raise EngineFault(f"a measured process ended with status {done.returncode}: {said[-1]}")
     answer, usage = done.stdout.splitlines()
     return json.loads(answer), json.loads(usage)["peak_bytes"]
