@@ -13,6 +13,7 @@ from octavo.errors import InvalidRequest, LoadError
 from octavo.step_batch import StorageKind
 from tests.combinations import by_day
 from tests.engine.tiny_engines import STORAGES, Driver, open_model, prompt_of
+from tests.kv_memory import held_bytes
 from tests.tiny_models import save_hf
 
 # Root mean square error of the logits over their standard deviation; of unrelated logits it is 1.4. These random
@@ -145,12 +146,8 @@ def test_r035_inspect_says_what_each_kind_of_layer_takes_and_the_engine_takes_it
         assert group["bytes_per_token"] == group["layers"] * heads * (
             k.bytes_per_row(head_dim) + v.bytes_per_row(head_dim)
         )
-    stores = [
-        rows for layer in driver.core.runner.cache._layers.values() for rows in (layer.blocks, layer.ring) if rows
-    ]
-    planes = [plane for rows in stores for store in (rows.k, rows.v) for plane in store.planes().values()]
     for_snapshots = sum(group["snapshot_bytes"] for group in groups)
-    assert sum(plane.nbytes for plane in planes) == said["memory"]["kv_bytes"] - for_snapshots
+    assert held_bytes(driver.core.runner.cache) == said["memory"]["kv_bytes"] - for_snapshots
     assert driver.core.pool.prefix.num_snapshot_bytes <= for_snapshots
 
 

@@ -24,6 +24,7 @@ from octavo.models.weights import WeightSource
 from octavo.step_batch import StorageKind
 from octavo.storage.codecs import CODECS
 from tests.engine.tiny_engines import CASES, STORAGES
+from tests.kv_memory import held_bytes
 
 FULL = LayerSpec("full", 4, 2, 16, 16, 0.25)
 WINDOW = LayerSpec("sliding", 4, 2, 16, 16, 0.25, 16)
@@ -157,13 +158,8 @@ def test_the_cache_takes_what_the_ledger_says(load, case, storage):
     config = EngineConfig(max_num_seqs=3, max_context=200, threads=1)
     loaded = share_weights(load(case), config, StorageDecision(storage, "test"))
     core = EngineCore(loaded, config)
-    rows = [rows for layer in core.runner.cache._layers.values() for rows in (layer.blocks, layer.ring) if rows]
     assert core.pool.prefix.snapshot_limit_bytes == core.ledger.snapshot_bytes
-    memory = [
-        plane.untyped_storage() for each in rows for store in (each.k, each.v) for plane in store.planes().values()
-    ]
-    taken = {each.data_ptr(): each.nbytes() for each in memory}  # layers may share one piece
-    assert core.ledger.kv_bytes - core.ledger.snapshot_bytes == sum(taken.values())
+    assert core.ledger.kv_bytes - core.ledger.snapshot_bytes == held_bytes(core.runner.cache)
 
 
 def test_weights_shared_by_engines_are_counted_as_there_already(load):
