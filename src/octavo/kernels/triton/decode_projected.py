@@ -11,6 +11,7 @@ import triton.language as tl
 
 from octavo.kernels.triton.decode_split import LOWEST, block_ids
 from octavo.kernels.triton.dequant import load_tile, multiply, num_halves
+from octavo.kernels.triton.head_kernel import head_values
 
 
 @triton.jit
@@ -107,7 +108,8 @@ def decode_projected(
         start = tl.full([1], (HQ + head) * DIM, tl.int32)
         key = turned_heads(qkv_ptr, bias_ptr, k_norm_ptr, start, start >= 0, d, cos, sin, eps, DIM, HAS_NORMS, HAS_BIAS)
         own_k = tl.sum(key, 0).to(KIND)
-        own_v = projected(qkv_ptr, bias_ptr, (HQ + HKV + head) * DIM + d, d < DIM, HAS_BIAS).to(v_ptr.dtype.element_ty)
+        own_v = head_values(qkv_ptr, bias_ptr, (HQ + HKV + head) * DIM + d, d < DIM, 0, HAS_BIAS, 1)
+        own_v = own_v.to(v_ptr.dtype.element_ty)
         place = (row * HKV + head) * DIM + d
         tl.store(k_ptr + place, own_k, mask=(row >= 0) & (row < num_rows))
         tl.store(v_ptr + place, own_v, mask=(row >= 0) & (row < num_rows))
@@ -146,14 +148,6 @@ def stored_columns(ids, cols, begin, end, num_blocks, BLOCK_SIZE: tl.constexpr):
 
 
 @triton.jit
-def projected(qkv_ptr, bias_ptr, at, mask, HAS_BIAS: tl.constexpr):
-    x = tl.load(qkv_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    if HAS_BIAS:
-        x += tl.load(bias_ptr + at, mask=mask, other=0.0)
-    return x
-
-
-@triton.jit
 def turned_heads(
     qkv_ptr,
     bias_ptr,
@@ -170,9 +164,9 @@ def turned_heads(
 ):
     """Heads [M, DIM] float32 that begin at `start` [M], normalised if there are norms, and rotated; 0 if not `real`."""
     other = (d + DIM // 2) % DIM
-    x = projected(qkv_ptr, bias_ptr, start[:, None] + d[None, :], real[:, None], HAS_BIAS)
+    x = head_values(qkv_ptr, bias_ptr, start[:, None] + d[None, :], real[:, None], 0, HAS_BIAS, 1)
     # Its partner of every element: loaded once more, as that is nearer than another lane's register.
-    y = projected(qkv_ptr, bias_ptr, start[:, None] + other[None, :], real[:, None], HAS_BIAS)
+    y = head_values(qkv_ptr, bias_ptr, start[:, None] + other[None, :], real[:, None], 0, HAS_BIAS, 1)
     if HAS_NORMS:
         root = tl.sqrt(tl.sum(x * x, 1) / DIM + eps)[:, None]
         x = x / root * tl.load(norm_ptr + d)[None, :]
