@@ -16,6 +16,16 @@ INLINE vi dot4(vi acc, vi w, vi x, int wide) {
 #elif defined(__AVXVNNI__) && VL == 8
     (void)wide;
     return (vi)_mm256_dpbusd_avx_epi32((__m256i)acc, (__m256i)w, (__m256i)x);
+#elif defined(__AVX512BW__) && VL == 16
+    if (!wide) {
+        const __m512i pairs = _mm512_maddubs_epi16((__m512i)w, (__m512i)x);
+        return acc + (vi)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+    }
+    // Even and odd bytes as 16-bit numbers.
+    const __m512i even = _mm512_and_si512((__m512i)w, _mm512_set1_epi16(255)), odd = _mm512_srli_epi16((__m512i)w, 8);
+    const __m512i x_even = _mm512_srai_epi16(_mm512_slli_epi16((__m512i)x, 8), 8);
+    const __m512i x_odd = _mm512_srai_epi16((__m512i)x, 8);
+    return acc + (vi)_mm512_madd_epi16(even, x_even) + (vi)_mm512_madd_epi16(odd, x_odd);
 #elif defined(__AVX2__) && VL == 8
     if (!wide) {
         __m256i pairs = _mm256_maddubs_epi16((__m256i)w, (__m256i)x);
