@@ -18,24 +18,28 @@ from octavo.engine.sampling_workspace import Workspace
 from octavo.kernels.attention_parts import EXACT_PART
 from octavo.kernels.draws import draw_tokens
 from octavo.kernels.greedy import greedy_tokens_by_parts
-from octavo.kernels.rows import HeadNorms, Rotation
+from octavo.kernels.rows import HalfNormed, HeadNorms, Rotation
 from octavo.kernels.triton.exact_attention import exact_tiles
 from octavo.kernels.triton.fused_rows import add_rms_norm_, gate
 from octavo.kernels.triton.gated_product import GatedTile, multiply_gated
 from octavo.kernels.triton.head_rows import HeadShape, rotate_and_store_heads
+from octavo.kernels.triton.launch import has_warpgroup_products
 from octavo.kernels.triton.paged_decode import StoredRows
 from octavo.kernels.triton.skinny_gemm import SkinnyScratch, SkinnyTile, multiply, multiply_codes
 from octavo.kernels.triton.skinny_pack import CodeMatrix, pack_codes, unpack_codes
 from octavo.kernels.triton.step_tokens import pick_tokens
+from octavo.kernels.triton.streamed_table import StreamedTile
 from octavo.sampling_params import SamplingParams
 from octavo.storage.codecs import CODECS
 from tests.kernels.triton.decode_cases import DecodeCase
 from tests.kernels.triton.exact_cases import attend, one_by_one
 from tests.kernels.triton.prefill_cases import PrefillCase
+from tests.kernels.triton.projected_cases import Step
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")]
 
 CUDA = torch.device("cuda")
+HOPPER = torch.cuda.is_available() and has_warpgroup_products(CUDA)
 CASES = {
     "f16 d128": {"dim": 128},
     "bf16 d256 window": {"k_codec": "bf16", "v_codec": "bf16", "dim": 256, "window": 50},
@@ -145,6 +149,70 @@ def test_a_row_is_gated_as_it_is_multiplied():
     got = multiply_gated(x, weight, False, GatedTile(8, 64, 2))
     want = gate((x.bfloat16().float() @ weight.float().t()).bfloat16(), False, torch.float32)
     assert (got.float() - want).norm() < 2e-2 * want.norm()
+
+
+@pytest.mark.parametrize("k", [100, 96])
+def test_a_sum_is_left_half_normed_and_multiplied(k):
+    """Of the tile's rows, of the weight's and of the columns, some are not there (k of 96: all columns are)."""
+    x, first, second = torch.randn(1, k, device=CUDA), *torch.randn(2, 37, k, device=CUDA).half()
+    total, norm = torch.randn(1, 37, device=CUDA), torch.rand(37, device=CUDA) + 0.5
+    tile, scratch = SkinnyTile("reduce", 2, 8, 32, 2, 2, lets_in=False), SkinnyScratch(CUDA)
+    half = tile.half_normed(total, torch.float16, 1e-6)
+    want = total + x.half().float() @ first.float().t()
+    multiply(x, first, total, tile, scratch, add=True, leaves=(norm, half))
+    assert torch.allclose(total, want, atol=1e-3)
+    assert torch.allclose(half.weighted.float(), want * norm, rtol=1e-3, atol=1e-3)
+    out = torch.empty(1, k, device=CUDA)
+    normed = want * norm / (want.square().mean() + 1e-6).sqrt()
+    multiply(half, second.t().contiguous(), out, tile, scratch)
+    want = normed @ second.float()
+    assert (out - want).norm() < 5e-3 * want.norm()
+
+
+@pytest.mark.parametrize("k", [100, 96])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_rows_that_are_half_normed_are_gated(rows, k):
+    half = HalfNormed(torch.randn(rows, k, device=CUDA).bfloat16(), torch.rand(rows, 5, device=CUDA) * k, 1e-6)
+    weight = torch.randn(2 * 37, k, device=CUDA).bfloat16()
+    got = multiply_gated(half, weight, True, GatedTile(8, 32, 2, ahead=2))
+    normed = half.weighted.float() / (half.squares.sum(1, keepdim=True) / k + 1e-6).sqrt()
+    want = gate((normed @ weight.float().t()).bfloat16(), True, torch.float32)
+    assert (got.float() - want).norm() < 2e-2 * want.norm()
+
+
+STREAMED = [
+    (33, StreamedTile(64, 64, 64, 4)),
+    (64, StreamedTile(64, 32, 64, 6, 3)),
+    (65, StreamedTile(128, 64, 64, 4)),  # eight warps from here on
+    (128, StreamedTile(128, 64, 64, 3, 2)),
+    (3, StreamedTile(64, 64, 64, 6, 4)),
+]
+
+
+@pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+@pytest.mark.parametrize(("rows", "tile"), STREAMED, ids=str)
+def test_rows_are_multiplied_by_weights_that_stream(rows, tile):
+    from octavo.kernels.triton.streamed_product import multiply_streamed
+
+    n, k = 100, 1000
+    x, weight = torch.randn(rows, k, device=CUDA).bfloat16(), torch.randn(2 * n, k, device=CUDA).bfloat16() / 30
+    want = x.float() @ weight.float().t()
+    parts = multiply_streamed(x, weight, tile, torch.float32).view(tile.splits, rows, 2 * n)
+    assert (parts.sum(0) - want).norm() < 1e-4 * want.norm()
+    if tile.splits == 1:
+        got = multiply_streamed(x, weight, tile, torch.bfloat16, gelu=False)
+        want = gate(want.bfloat16(), False, torch.float32)
+        assert (got.float() - want).norm() < 2e-2 * want.norm()
+
+
+@pytest.mark.parametrize("heads", [(5, 1, 64), (4, 2, 128)], ids=str)
+@pytest.mark.parametrize("lengths", [(1, 130, 17, 64), (700,)], ids=str)
+def test_heads_are_turned_and_stored_where_they_are_attended_over(lengths, heads):
+    step = Step(lengths, heads=heads, biased=True)
+    step.plan(fixed=True)
+    step.check()
+    step.plan(chunk=64)
+    step.check()
 
 
 def test_few_rows_are_multiplied_by_codes():
