@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -104,6 +105,21 @@ def test_a_model_that_does_not_fit_is_refused_with_both_numbers(model):
     with pytest.raises(CapacityError):
         ledger(model, needed - 1, weights=5 << 30)
     assert 1 <= ledger(model, needed, weights=5 << 30).max_context <= 16
+
+
+def test_too_many_sequences_are_refused_with_as_many_as_fit(model):
+    available = fixed(model, max_num_seqs=4) + (1 << 20)
+    with pytest.raises(CapacityError) as refused:
+        ledger(model, available, max_num_seqs=1_000_000)
+    found = re.search(r"; give --parallel (\d+) or less \(it is 1000000\), or take a smaller model", str(refused.value))
+    assert found is not None
+    most = int(found[1])
+    ledger(model, available, max_num_seqs=most)
+    with pytest.raises(CapacityError, match=f"give --parallel {most} or less"):
+        ledger(model, available, max_num_seqs=most + 1)
+    with pytest.raises(CapacityError) as refused:
+        ledger(model, 2000, max_num_seqs=4)
+    assert "--parallel" not in str(refused.value), "one sequence would not fit either"
 
 
 def test_a_model_that_cannot_be_packed_is_refused_even_if_it_would_run_afterwards(model):

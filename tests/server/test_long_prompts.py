@@ -71,6 +71,14 @@ def test_what_is_only_counted_may_exceed_the_context_but_is_bounded(
     assert 6001 <= int(found[1]) < 6300, "of the template's text, too"
 
 
+def test_ids_that_are_turned_to_text_are_bounded_as_text_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts, "MOST_COUNTED_CHARS", 6000)
+    assert post("/detokenize", {"tokens": [3] * 6000}).status == 200, "the context has 512"
+    refused = post("/detokenize", {"tokens": [3] * 6001})
+    assert refused.status == 400 and refused.error["param"] == "tokens"
+    assert refused.error["message"] == "tokens has 6001 ids; at most 6000 are decoded at once, send them in parts"
+
+
 def test_text_that_fills_the_context_may_be_counted_however_long_that_is() -> None:
     info = fake_app().state.octavo.engine.info
     assert prompts.most_counted_chars(info) == 1 << 20

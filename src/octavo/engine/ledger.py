@@ -306,7 +306,7 @@ class _Planner:
         """Why a sequence of `limit` tokens does not fit, where at most `length` do (0: not one token)."""
         budget, exact = self.config.kv_budget, self.config.num_kv_blocks
         least = 1 if exact is None else self.pool_length(1, limit)
-        if not self.loads() or self.left(least) < self.kv_of(least):
+        if not self.loads() or not self.has_room(least):
             return self.model_refusal(least)
         if budget is not None:
             return self.budget_refusal(budget, limit)
@@ -363,8 +363,20 @@ class _Planner:
         needed = resident.weights + resident.runtime + max(resident.loading, sum(self.overhead(least)) + kv)
         return CapacityError(
             f"the model needs {gib(needed)} (weights {gib(resident.weights)}, the rest workspace and K/V) "
-            f"but {gib(self.available)} are free; take a smaller model, --weights int4, or a smaller --max-context"
+            f"but {gib(self.available)} are free; {self.fewer_sequences(least)}"
+            "take a smaller model, --weights int4, or a smaller --max-context"
         )
+
+    def fewer_sequences(self, least: int) -> str:
+        """What to give for --parallel and an `or` behind it, where its sequences alone are too many."""
+        asked = self.config.max_num_seqs
+        if not self.loads() or not self.with_seqs(1).has_room(least):
+            return ""
+        most = largest(lambda n: self.with_seqs(n).has_room(least), asked)
+        return f"give --parallel {most} or less (it is {asked}), or "
+
+    def has_room(self, least: int) -> bool:
+        return self.left(least) >= self.kv_of(least)
 
 
 def _budget(group: CacheGroup, demand: KVDemand, num_blocks: int, num_seqs: int) -> GroupBudget:

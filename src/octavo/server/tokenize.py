@@ -7,7 +7,7 @@ from typing import Any
 
 from octavo.server.errors import invalid
 from octavo.server.logprobs import token_string
-from octavo.server.prompts import INLINE_CHARS, chat_prompt, check_token_ids, counted_text
+from octavo.server.prompts import INLINE_CHARS, chat_prompt, check_token_ids, counted_text, most_counted_chars
 from octavo.server.protocol.answers import Detokenized, Tokenized
 from octavo.server.protocol.messages import template_messages, template_variables
 from octavo.server.protocol.parsing import parse
@@ -42,11 +42,15 @@ async def answer_tokenize(state: ServerState, body: dict[str, Any]) -> Tokenized
 
 
 async def answer_detokenize(state: ServerState, body: dict[str, Any]) -> Detokenized:
-    """The text of token ids. Raises an `OctavoError` for one outside the vocabulary."""
+    """The text of token ids. Raises an `OctavoError` for too many of them, and for one outside the vocabulary."""
     request = parse(DetokenizeRequest, body)
     state.check_model(request.model)
     info, tokenizer = state.ready_model()
     ids, skip = request.tokens, bool(request.skip_special_tokens)
+    if len(ids) > (most := most_counted_chars(info)):  # as many as /tokenize gives at most
+        raise invalid(
+            f"tokens has {len(ids)} ids; at most {most} are decoded at once, send them in parts", param="tokens"
+        )
     check_token_ids(ids, info, "tokens", param="tokens")
     if len(ids) <= INLINE_CHARS:
         return Detokenized(prompt=tokenizer.decode(ids, skip_special_tokens=skip))
