@@ -1,4 +1,5 @@
-// Rows of x as integers: each group of 32 columns is scale * (128 * high + low), two planes of 8 bits.
+// Rows of x as integers: each group of 32 columns is scale * (128 * high + low), two planes of 8 bits; or one of 16 bits
+// where no instruction adds up four products of bytes: two of them do not fit in 16 bits with codes above 127.
 #ifndef OCTAVO_ACTIVATIONS_H
 #define OCTAVO_ACTIVATIONS_H
 
@@ -8,15 +9,21 @@
 #include "vec.h"
 
 // Encoded x: blocks of `height` rows (16, or fewer if there are fewer rows); in a block, for each span of 32 columns,
-//   high, low      [height][SPAN] int8
+//   high, low      [height][SPAN] int8, or both in one [height][SPAN] int16, of each four columns 0, 2, 1, 3
 //   scale, scaled_sum [height] float32: of the span; and times the sum of its integers
 //   sum, first     [height] int32: of the integers, and of those in the first half
 enum { BYTES_PER_SPAN = 2 * SPAN + 16, BLOCK_ROWS = 16 };
 #define FULL 16319.0f // largest 128 * 127 + 63
+#if (VL == 16 && defined(__AVX512BW__) && !defined(__AVX512VNNI__)) || (VL == 8 && !defined(__AVXVNNI__))
+#define IN_WORDS 1
+#else
+#define IN_WORDS 0
+#endif
 
 // Views of one span of a block, from its row `row`.
 typedef struct {
-    const int8_t *high, *low;
+    const int8_t *high, *low; // IN_WORDS: of bytes that are no planes
+    const int16_t *words;
     const float *scale, *scaled_sum;
     const int32_t *sum, *first;
 } span_view;
@@ -27,6 +34,7 @@ INLINE span_view view_span(const uint8_t *block, int64_t height, int64_t span, i
     return (span_view){
         .high = (const int8_t *)at + row * SPAN,
         .low = (const int8_t *)at + (height + row) * SPAN,
+        .words = (const int16_t *)at + row * SPAN,
         .scale = numbers + row,
         .scaled_sum = numbers + height + row,
         .sum = (const int32_t *)numbers + 2 * height + row,
@@ -45,6 +53,15 @@ INLINE void store_bytes(int8_t *p, vi v) {
     _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8((__m512i)v));
 #else
     for (int i = 0; i < VL; i++) p[i] = (int8_t)v[i];
+#endif
+}
+
+// Of each four columns 0, 2, 1, 3: as they meet the even and the odd bytes of a word.
+INLINE void store_words(int16_t *p, vi v) {
+#if VL == 16
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(_mm512_shuffle_epi32((__m512i)v, 0xd8)));
+#else
+    for (int i = 0; i < VL; i++) p[(i & ~3) | (i & 1) << 1 | (i & 2) >> 1] = (int16_t)v[i];
 #endif
 }
 
@@ -74,8 +91,12 @@ static void encode_row(const float *x, int64_t spans, uint8_t *block, int64_t he
                 // The sum's low mantissa bits are the whole number, offset by the shifter's own.
                 vi q = (vi)(fma_v(load(x + at), inverse, shifter)) - (vi)shifter;
                 if (bad) q = splat_i(0);
-                vi high = (q + 64) >> 7;
                 sum += q;
+                if (IN_WORDS) {
+                    store_words((int16_t *)out.words + at, q);
+                    continue;
+                }
+                const vi high = (q + 64) >> 7;
                 store_bytes(high_out + at, high);
                 store_bytes(low_out + at, q - (high << 7));
             }

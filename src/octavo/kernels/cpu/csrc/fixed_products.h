@@ -8,21 +8,6 @@
 #include "fixed_activations.h"
 #include "products.h"
 
-// Per lane: acc + the product of the low halves + that of the high halves, all signed.
-INLINE vi dot2(vi acc, vi a, vi b) {
-#if defined(__AVX512VNNI__) && VL == 16
-    return (vi)_mm512_dpwssd_epi32((__m512i)acc, (__m512i)a, (__m512i)b);
-#elif defined(__AVX512BW__) && VL == 16
-    return acc + (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b);
-#elif defined(__AVXVNNI__) && VL == 8
-    return (vi)_mm256_dpwssd_avx_epi32((__m256i)acc, (__m256i)a, (__m256i)b);
-#elif defined(__AVX2__) && VL == 8
-    return acc + (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
-#else
-    return acc + ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
-#endif
-}
-
 // acc + a stripe's part, of whose planes the sums are these.
 INLINE vf add_stripe(vf acc, vi high, vi low, float scale, vf step) {
     return fma_v(fma_v(to_float(high), splat(PLANE), to_float(low)) * splat(scale), step, acc);

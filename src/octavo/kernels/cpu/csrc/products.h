@@ -42,57 +42,98 @@ INLINE vi dot4(vi acc, vi w, vi x, int wide) {
 #endif
 }
 
+// Per lane: acc + the product of the low halves + that of the high halves, all signed.
+INLINE vi dot2(vi acc, vi a, vi b) {
+#if defined(__AVX512VNNI__) && VL == 16
+    return (vi)_mm512_dpwssd_epi32((__m512i)acc, (__m512i)a, (__m512i)b);
+#elif defined(__AVX512BW__) && VL == 16
+    return acc + (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVXVNNI__) && VL == 8
+    return (vi)_mm256_dpwssd_avx_epi32((__m256i)acc, (__m256i)a, (__m256i)b);
+#elif defined(__AVX2__) && VL == 8
+    return acc + (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#else
+    return acc + ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
+#endif
+}
+
 // total * scale + minimum * (sum of x), added to acc, for group g of `groups` in the span and its row r.
-INLINE vf add_group(vf acc, vi high, vi low, int zero, vf scale, int has_minimum, vf minimum, span_view span, int r,
+INLINE vf add_group(vf acc, vi total, int zero, vf scale, int has_minimum, vf minimum, span_view span, int r,
                     int groups, int g) {
     const int32_t sum = groups == 1 ? span.sum[r] : g == 0 ? span.first[r] : span.sum[r] - span.first[r];
-    vi total = (high << 7) + low;
     if (zero) total -= splat_i(zero * sum);
     acc = fma_v(to_float(total), scale * splat(span.scale[r]), acc);
     if (!has_minimum) return acc;
     return fma_v(minimum, splat(groups == 1 ? span.scaled_sum[r] : span.scale[r] * (float)sum), acc);
 }
 
+#if IN_WORDS
+// Per lane: sums of the products of 4 columns' codes, a byte each, with rows of x.
+INLINE void add_codes(vi codes, const int16_t *x, int rows, vi total[MOST_ROWS]) {
+    const vi even = codes & 0x00ff00ff, odd = (codes >> 8) & 0x00ff00ff;
+    for (int r = 0; r < rows; r++) {
+        const int8_t *at = (const int8_t *)(x + r * SPAN);
+        total[r] = dot2(dot2(total[r], even, splat_bytes(at)), odd, splat_bytes(at + 4));
+    }
+}
+#endif
+
+// Sums of vector `v` of the codes of group `g` of a record with rows of x, whole.
+INLINE void total_group(const uint8_t *w, span_view span, int g, int rows, int bits, int group, int v,
+                        vi total[MOST_ROWS]) {
+    const int steps = bits == 8 ? group / 4 : group / 8;
+#if IN_WORDS
+    for (int r = 0; r < rows; r++) total[r] = splat_i(0);
+#else
+    vi high[MOST_ROWS], low[MOST_ROWS];
+    for (int r = 0; r < rows; r++) high[r] = low[r] = splat_i(0);
+#endif
+    for (int step = 0; step < steps; step++) {
+        vi first, second;
+        if (bits == 8) first = load_codes(w + 64 * (g * steps + step) + 4 * VL * v);
+        else load_pair(w, bits, g * steps + step, v, &first, &second);
+#if IN_WORDS
+        const int16_t *x = span.words + g * group + 4 * step;
+        add_codes(first, x, rows, total);
+        if (bits != 8) add_codes(second, x + group / 2, rows, total);
+#else
+        for (int r = 0; r < rows; r++) {
+            const int at = g * group + r * SPAN + 4 * step;
+            const int8_t *h = span.high + at, *l = span.low + at;
+            high[r] = dot4(high[r], first, splat_bytes(h), bits == 8);
+            low[r] = dot4(low[r], first, splat_bytes(l), bits == 8);
+            if (bits != 8) {
+                high[r] = dot4(high[r], second, splat_bytes(h + group / 2), 0);
+                low[r] = dot4(low[r], second, splat_bytes(l + group / 2), 0);
+            }
+        }
+#endif
+    }
+#if !IN_WORDS
+    for (int r = 0; r < rows; r++) total[r] = (high[r] << 7) + low[r];
+#endif
+}
+
 // One tile for `rows` rows of a block of x: acc[row] gets 16 results.
 INLINE void multiply_tile(const uint8_t *w, const uint8_t *x, int64_t height, int64_t row, int64_t spans, int rows,
                           int bits, int group, int zero, int has_minimum, vf acc[MOST_ROWS][NV]) {
-    const int steps = group / 4, groups = SPAN / group;
+    const int groups = SPAN / group;
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < NV; v++) acc[r][v] = splat(0.0f);
     for (int64_t s = 0; s < spans; s++) {
         const span_view span = view_span(x, height, s, row);
         const uint8_t *scales = w + code_bytes(bits);
         load_ahead(w, record_bytes(bits, group, has_minimum));
-        for (int g = 0; g < groups; g++) {
-            const int8_t *x_high = span.high + g * group, *x_low = span.low + g * group;
-            vi high[MOST_ROWS][NV], low[MOST_ROWS][NV];
-            for (int r = 0; r < rows; r++)
-                for (int v = 0; v < NV; v++) high[r][v] = low[r][v] = splat_i(0);
-            for (int step = 0; step < (bits == 8 ? steps : steps / 2); step++)
-                for (int v = 0; v < NV; v++) {
-                    vi first, second;
-                    if (bits == 8) first = load_codes(w + 64 * (g * steps + step) + 4 * VL * v);
-                    else load_pair(w, bits, g * steps / 2 + step, v, &first, &second);
-                    for (int r = 0; r < rows; r++) {
-                        const int8_t *h = x_high + r * SPAN + 4 * step, *l = x_low + r * SPAN + 4 * step;
-                        high[r][v] = dot4(high[r][v], first, splat_bytes(h), bits == 8);
-                        low[r][v] = dot4(low[r][v], first, splat_bytes(l), bits == 8);
-                        if (bits != 8) {
-                            high[r][v] = dot4(high[r][v], second, splat_bytes(h + group / 2), 0);
-                            low[r][v] = dot4(low[r][v], second, splat_bytes(l + group / 2), 0);
-                        }
-                    }
-                }
+        for (int g = 0; g < groups; g++)
             for (int v = 0; v < NV; v++) {
+                vi total[MOST_ROWS];
+                total_group(w, span, g, rows, bits, group, v, total);
                 vf scale = load_half((const uint16_t *)scales + LANES * g + VL * v);
                 vf minimum = splat(0.0f);
                 if (has_minimum) minimum = load_half((const uint16_t *)scales + LANES * (groups + g) + VL * v);
-                for (int r = 0; r < rows; r++) {
-                    acc[r][v] = add_group(acc[r][v], high[r][v], low[r][v], zero, scale, has_minimum, minimum, span, r,
-                                          groups, g);
-                }
+                for (int r = 0; r < rows; r++)
+                    acc[r][v] = add_group(acc[r][v], total[r], zero, scale, has_minimum, minimum, span, r, groups, g);
             }
-        }
         w = scales + groups * LANES * 2 * (has_minimum ? 2 : 1);
     }
 }
