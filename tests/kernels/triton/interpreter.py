@@ -61,6 +61,76 @@ class OverflowCheck:
         assert fits, f"{operation.__name__} of {kind} overflows"
 
 
+class KnownShapes:
+    """What the language works out about a shape for every type and tensor that has it, kept from the first of them.
+
+    None of it is changed later, so types and tensors of a shape may share it.
+    """
+
+    def __init__(self, core: ModuleType) -> None:
+        self._core = core
+        self._begin_type, self._begin_tensor = core.block_type.__init__, core.tensor.__init__
+        self._known: dict[tuple[int, ...], tuple[Any, ...]] = {}
+        self._scalar = core.tuple([]), core.constexpr(1)
+
+    def install(self) -> None:
+        def begin_type(block: Any, element_ty: Any, shape: Any) -> None:
+            self.begin_type(block, element_ty, shape)
+
+        def begin_tensor(tensor: Any, handle: Any, type: Any) -> None:  # noqa: A002
+            self.begin_tensor(tensor, handle, type)
+
+        self._core.block_type.__init__, self._core.tensor.__init__ = begin_type, begin_tensor
+
+    def begin_type(self, block: Any, element_ty: Any, shape: Any) -> None:
+        core = self._core
+        sizes = tuple([each.value if type(each) is core.constexpr else each for each in shape])
+        known = self._known.get(sizes) if all(type(each) is int for each in sizes) else None
+        if known is None:
+            self._begin_type(block, element_ty, shape)
+            of_tensors = core.tuple([core.constexpr(each) for each in block.shape]), core.constexpr(block.numel)
+            known = self._known[sizes] = block.shape, block.numel, str(block.shape), of_tensors
+        block.element_ty = element_ty
+        block.shape, block.numel, text, block.of_tensors = known
+        block.name = f"<{text}, {element_ty}>"
+
+    def begin_tensor(self, tensor: Any, handle: Any, type: Any) -> None:  # noqa: A002
+        if not type.is_block():
+            tensor.shape, tensor.numel = self._scalar
+        elif hasattr(type, "of_tensors"):
+            tensor.shape, tensor.numel = type.of_tensors
+        else:
+            self._begin_tensor(tensor, handle, type)
+            return
+        tensor.handle, tensor.type, tensor.dtype = handle, type, type.scalar
+
+
+class KnownKinds:
+    """Stands in for `_get_np_dtype` of the interpreter, which writes its table anew at each call."""
+
+    def __init__(self, interpreter: ModuleType) -> None:
+        self._original = interpreter._get_np_dtype
+        self._block_type = interpreter.tl.block_type
+        self._known: dict[str, Any] = {}
+
+    def __call__(self, kind: Any) -> Any:
+        name = kind.element_ty.name if isinstance(kind, self._block_type) else kind.name
+        if name not in self._known:
+            self._known[name] = self._original(kind)
+        return self._known[name]
+
+
+class Unwrap:
+    """Stands in for `_unwrap_if_constexpr` of the language: most of what it is given is no constant, list or tuple."""
+
+    def __init__(self, core: ModuleType) -> None:
+        self._original = core._unwrap_if_constexpr
+        self._plain = {int, bool, float, str, type(None), core.dtype, core.block_type, core.pointer_type, core.tensor}
+
+    def __call__(self, value: Any) -> Any:
+        return value if type(value) in self._plain else self._original(value)
+
+
 def prepare_interpreter() -> None:
     """From here on, in this process."""
     from triton.runtime import interpreter
@@ -68,3 +138,7 @@ def prepare_interpreter() -> None:
     if not isinstance(interpreter._patch_lang, PatchOnce):
         interpreter._patch_lang = PatchOnce(interpreter)
         interpreter.interpreter_semantic.binary_op_sanitize_overflow_impl = OverflowCheck()
+        interpreter._get_np_dtype = KnownKinds(interpreter)
+        core = interpreter.tl.core
+        KnownShapes(core).install()
+        core._unwrap_if_constexpr = Unwrap(core)

@@ -26,14 +26,14 @@ def kernel():
     return load_decode_codes().decode_codes
 
 
-def error(kernel, columns=16, factor=1.0, **settings):
-    """Largest absolute error of what the kernel gives in tiles of `columns`, times `factor`."""
+def errors(kernel, columns=16, **settings):
+    """Largest absolute error of what the kernel gives in tiles of `columns`, and of that times 1.01."""
     case = DecodeCase(**settings)
     decode = PagedDecode(case.spec, torch.device("cpu"))
     decode._codes_kernel = kernel
     out = case.run(decode=decode, tile=DecodeTile(columns, 1, 3), chunk=64, precise=False)
     assert decode.geometry.codes
-    return (out.double() * factor - case.expected()).abs().max()
+    return tuple((out.double() * factor - case.expected()).abs().max() for factor in (1.0, 1.01))
 
 
 @pytest.mark.parametrize(
@@ -41,14 +41,15 @@ def error(kernel, columns=16, factor=1.0, **settings):
     [("q8_0", "q8_0", 64), ("q4_0", "q8_0", 128), ("q8_0", "q4_0", 128), ("q4_0", "q4_0", 256), ("q8_0", "q8_0", 256)],
 )
 def test_codes_equal_the_oracle(kernel, k_codec, v_codec, dim):
-    settings = {"lengths": [100, 0, 71], "hq": 3, "hkv": 1, "dim": dim, "k_codec": k_codec, "v_codec": v_codec}
-    assert error(kernel, **settings) < TOLERANCE < error(kernel, factor=1.01, **settings)
+    settings = {"lengths": [70, 0, 39], "hq": 3, "hkv": 1, "dim": dim, "k_codec": k_codec, "v_codec": v_codec}
+    error, one_percent_off = errors(kernel, **settings)
+    assert error < TOLERANCE < one_percent_off
 
 
 def test_tiles_of_several_blocks_and_of_parts_of_one_equal_the_oracle(kernel):
     for block_size in (16, 32, 64):
-        settings = {"lengths": [150], "hq": 2, "hkv": 1, "dim": 64, "k_codec": "q8_0", "v_codec": "q4_0"}
-        assert error(kernel, columns=32, block_size=block_size, **settings) < TOLERANCE
+        settings = {"lengths": [100], "hq": 2, "hkv": 1, "dim": 64, "k_codec": "q8_0", "v_codec": "q4_0"}
+        assert errors(kernel, columns=32, block_size=block_size, **settings)[0] < TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_tiles_of_several_blocks_and_of_parts_of_one_equal_the_oracle(kernel):
 )
 def test_hidden_columns_weigh_nothing_for_any_of_several_queries(kernel, settings):
     case = {"lengths": [90, 130], "queries": [3, 1], "hq": 2, "hkv": 1, "k_codec": "q4_0", "v_codec": "q8_0"}
-    assert error(kernel, columns=32, **case, **settings) < TOLERANCE
+    assert errors(kernel, columns=32, **case, **settings)[0] < TOLERANCE
 
 
 @pytest.mark.parametrize("bad", [-5, 2**31 - 1, None], ids=str)

@@ -48,7 +48,7 @@ PARAMS = [
 
 @pytest.mark.parametrize("params", PARAMS[:-1], ids=str)
 def test_rows_get_the_tokens_that_the_sampler_draws_on_a_cpu(params):
-    rows = [row(position, **params) for position in range(24)]
+    rows = [row(position, **params) for position in range(12)]
     logits = logits_of(len(rows))
     drawn = draw(logits, rows)
     assert drawn == Sampler(VOCABULARY, "cpu").sample(logits, rows).token_ids

@@ -38,7 +38,7 @@ def both_forms(monkeypatch):
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_tokens_one_by_one_in_chunks_and_at_once_have_the_same_bits(settings, monkeypatch):
-    case = make(**{"lengths": [70, 40], "queries": [9, 4], "hq": 2, "hkv": 1, "dim": 32, **settings})
+    case = make(**{"lengths": [67, 40], "queries": [5, 2], "hq": 2, "hkv": 1, "dim": 32, **settings})
     whole = attend(case, case.chunks())
     assert (whole.double() - case.expected()).abs().max() < 2 * TOLERANCE
     assert torch.equal(attend(case, case.chunks(3)), whole)
@@ -49,16 +49,16 @@ def test_tokens_one_by_one_in_chunks_and_at_once_have_the_same_bits(settings, mo
 
 @pytest.mark.parametrize("bad", [-1, -(2**31), 2**31 - 1, None], ids=str)
 def test_corrupt_block_ids_hide_their_columns_and_read_nothing(bad):
-    case = make(lengths=[64, 40], queries=[8, 8], dim=32, beyond=1)
+    case = make(lengths=[64, 40], queries=[3, 2], hq=2, hkv=1, dim=32, beyond=1)
     case.table[1] = case.num_blocks if bad is None else bad
     whole, expected = attend(case, case.chunks()), case.expected()
     assert whole.isfinite().all()
-    assert (whole.double() - expected)[8:].abs().max() < 2 * TOLERANCE < (whole.double() - expected)[:8].abs().max()
+    assert (whole.double() - expected)[3:].abs().max() < 2 * TOLERANCE < (whole.double() - expected)[:3].abs().max()
     assert torch.equal(attend(case, one_by_one(case), fixed=True), whole)
 
 
 def test_rounds_that_share_memory_change_no_bit():
-    case = make(lengths=[100, 13, 70], queries=[30, 13, 20], hq=2, hkv=1, dim=32)
+    case = make(lengths=[70, 5, 40], queries=[12, 5, 9], hq=2, hkv=1, dim=32)
     whole = attend(case, case.chunks())
     kernel = ExactAttention(case.spec, DEVICE, tiles=SMALL, part=32, most_partial_bytes=1)
     kernel.plan(case.chunks()[0])

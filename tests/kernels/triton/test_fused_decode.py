@@ -106,18 +106,16 @@ def test_weights_are_rounded_once_only_where_many_average_out():
     assert error(make(lengths=[12], q_dtype=torch.float16)) < 5e-6
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"hq": 16, "hkv": 1},
-        {"hq": 8, "hkv": 1, "dim": 256},
-        {"hq": 14, "hkv": 1, "dim": 128, "k_codec": "q8_0", "v_codec": "q4_0", "window": 30},
-    ],
-    ids=["group 16", "dim 256", "codes"],
-)
-@pytest.mark.parametrize("sinks", [False, True])
-def test_more_query_rows_than_a_tile_holds_equal_the_oracle(settings, sinks):
-    case = make(lengths=[70, 9], queries=[8, 3], sinks=sinks, **settings)
+MANY_ROWS = {
+    "group 16": {"hq": 16, "hkv": 1},
+    "dim 256": {"hq": 8, "hkv": 1, "dim": 256},
+    "codes": {"hq": 14, "hkv": 1, "dim": 128, "k_codec": "q8_0", "v_codec": "q4_0", "window": 30},
+}
+
+
+@pytest.mark.parametrize(("name", "sinks"), by_day(tuple(MANY_ROWS), (False, True)))
+def test_more_query_rows_than_a_tile_holds_equal_the_oracle(name, sinks):
+    case = make(lengths=[70, 9], queries=[8, 3], sinks=sinks, **MANY_ROWS[name])
     out, expected = case.run(chunk=64).double(), case.expected()
     assert (out - expected).abs().max() < TOLERANCE < (out * 1.01 - expected).abs().max()
 
@@ -134,7 +132,7 @@ def test_corrupt_block_ids_hide_their_columns_and_read_nothing(bad):
 
 
 def test_a_plan_that_is_carried_on_gives_what_a_new_one_gives():
-    case = make(lengths=[500, 170], q_dtype=torch.float16)
+    case = make(lengths=[500, 170], hq=2, hkv=1, dim=32, q_dtype=torch.float16)
     rows, decode = case.rows, None
     for shorter in (40, 17, 1, 0):
         columns = rows.columns - shorter
@@ -146,7 +144,7 @@ def test_a_plan_that_is_carried_on_gives_what_a_new_one_gives():
 
 
 def test_a_sequence_that_shrinks_below_its_last_chunk_is_cut_anew():
-    case = make(lengths=[500, 170])
+    case = make(lengths=[500, 170], hq=2, hkv=1, dim=32)
     rows = case.rows
     case.run()
     columns = rows.columns - 160
