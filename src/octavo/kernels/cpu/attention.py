@@ -19,7 +19,7 @@ Encoding = Literal["q8_0", "q4_0", "turbo4"]
 _DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _ENCODINGS: dict[Encoding, int] = {"q8_0": 3, "q4_0": 4, "turbo4": 5}
 _MOST_QUERIES_PER_HEAD = 32
-_TILE_ROWS, _PART, _BATCH, _MOST_PARTIALS = 32, 256, 64, 4 << 20  # as csrc/part.h and csrc/attention.c have them
+_TILE_ROWS, _PART, _BATCH, _MOST_PARTIALS = 64, 256, 64, 4 << 20  # as csrc/part.h and csrc/attention.c have them
 
 
 class Placement(NamedTuple):
@@ -188,7 +188,8 @@ def workspace_bytes(k_dim: int, v_dim: int, reach: int, threads: int) -> int:
     rows with what belongs to it, and what parts give that threads share, fewer than four tiles each.
     """
     partial = _TILE_ROWS * (2 + v_dim)
-    tile = _TILE_ROWS * (k_dim + _PART) + _BATCH * max(k_dim, v_dim) + 2 * _PART + 2 * partial
+    tile = _TILE_ROWS * (k_dim + _PART) + _BATCH * max(k_dim, v_dim) + 16 * k_dim + 2 * _PART + 2 * partial
+    tile += 4 * _TILE_ROWS  # what rows see
     parts = -(-reach // _PART) + 1
     shared = min(4 * threads * parts * partial, _MOST_PARTIALS) if threads > 1 and reach > 1 else 0
     return 4 * (threads * tile + shared)

@@ -14,15 +14,10 @@
 //   sum, first     [height] int32: of the integers, and of those in the first half
 enum { BYTES_PER_SPAN = 2 * SPAN + 16, BLOCK_ROWS = 16 };
 #define FULL 16319.0f // largest 128 * 127 + 63
-#if (VL == 16 && defined(__AVX512BW__) && !defined(__AVX512VNNI__)) || (VL == 8 && !defined(__AVXVNNI__))
-#define IN_WORDS 1
-#else
-#define IN_WORDS 0
-#endif
 
 // Views of one span of a block, from its row `row`.
 typedef struct {
-    const int8_t *high, *low; // IN_WORDS: of bytes that are no planes
+    const int8_t *high, *low; // PAIRS_OF_BYTES: of bytes that are no planes
     const int16_t *words;
     const float *scale, *scaled_sum;
     const int32_t *sum, *first;
@@ -92,7 +87,7 @@ static void encode_row(const float *x, int64_t spans, uint8_t *block, int64_t he
                 vi q = (vi)(fma_v(load(x + at), inverse, shifter)) - (vi)shifter;
                 if (bad) q = splat_i(0);
                 sum += q;
-                if (IN_WORDS) {
+                if (PAIRS_OF_BYTES) {
                     store_words((int16_t *)out.words + at, q);
                     continue;
                 }

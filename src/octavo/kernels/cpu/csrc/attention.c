@@ -50,14 +50,15 @@ static partial partial_at(float *floats, int64_t rows) {
 // Its `q` is NULL if memory ran out.
 static workspace make_workspace(int64_t k_dim, int64_t v_dim) {
     const int64_t q = TILE_ROWS * k_dim, weights = TILE_ROWS * PART, staging = BATCH * (k_dim > v_dim ? k_dim : v_dim);
-    const int64_t rows = PART * 2, part = partial_floats(TILE_ROWS, v_dim);
-    float *at = octavo_scratch(SCRATCH_ATTENTION, (q + weights + staging + rows + 2 * part) * 4);
+    const int64_t rows = PART * 2, seen = TILE_ROWS * 4, part = partial_floats(TILE_ROWS, v_dim), columns = k_dim * LANES;
+    float *at = octavo_scratch(SCRATCH_ATTENTION, (q + weights + staging + columns + rows + seen + 2 * part) * 4);
     if (at == NULL) return (workspace){0};
-    workspace w = {.q = at, .weights = at + q, .staging = at + q + weights};
-    at += q + weights + staging;
+    workspace w = {.q = at, .weights = at + q, .staging = at + q + weights, .columns = at + q + weights + staging};
+    at += q + weights + staging + columns;
     w.rows = (int64_t *)at;
-    w.part = partial_at(at + rows, TILE_ROWS);
-    w.total = partial_at(at + rows + part, TILE_ROWS);
+    w.seen = (visible *)(at + rows);
+    w.part = partial_at(at + rows + seen, TILE_ROWS);
+    w.total = partial_at(at + rows + seen + part, TILE_ROWS);
     return w;
 }
 
@@ -83,10 +84,9 @@ static void begin_total(const attention *a, const tile *t, const workspace *w) {
 }
 
 static void add_part_to_total(const tile *t, int64_t part, partial result, const workspace *w) {
-    for (int64_t r = 0; r < rows_of_tile(&t->rows); r++) {
-        const visible seen = seen_by(&t->rows, r, part * PART);
-        if (seen.low < seen.high) add_partial(w->total, result, r, t->rows.v->dim);
-    }
+    find_seen(&t->rows, part * PART, w->seen);
+    for (int64_t r = 0; r < rows_of_tile(&t->rows); r++)
+        if (w->seen[r].low < w->seen[r].high) add_partial(w->total, result, r, t->rows.v->dim);
 }
 
 static void attend_tile(const attention *a, const tile *t, const workspace *w);

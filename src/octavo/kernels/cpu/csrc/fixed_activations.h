@@ -6,7 +6,8 @@
 //   for each pair of spans, whose columns beyond the last are zero:
 //     planes  [height][high, low][PAIR] int8
 //     sums    [height][span of the pair][first half, second half, both][high, low] of two int32, if asked for: -middle times
-//             the sum of the integers; and the sum in the high half of the word
+//             the sum of the integers; and the sum in the high half of the word, beside the former where bytes are
+//             multiplied by pairs
 #ifndef OCTAVO_FIXED_ACTIVATIONS_H
 #define OCTAVO_FIXED_ACTIVATIONS_H
 
@@ -43,7 +44,8 @@ INLINE int64_t fixed_bytes(fixed_layout l) {
 INLINE float largest_integer(int bits) { return (float)(PLANE * (bits == 4 ? 127 : 63) + LOW); }
 
 INLINE span_sum sum_of(int32_t sum, int bits) {
-    return (span_sum){-middle_of(bits) * sum, (int32_t)((uint32_t)sum << 16)};
+    const int32_t before = -middle_of(bits) * sum; // fits in 16 bits
+    return (span_sum){before, (int32_t)((uint32_t)sum << 16) | (PAIRS_OF_BYTES ? before & 0xffff : 0)};
 }
 
 // One span of a row -> its places in the planes of a pair.

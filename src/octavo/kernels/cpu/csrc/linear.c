@@ -19,7 +19,8 @@
 #include "scratch.h"
 #include "vec.h"
 
-enum { ROWS_PER_ITEM = 256, AMX_LEAST_ROWS = 6, CACHED_BYTES = 1 << 20 };
+// Rows of x of an item, whose numbers are to stay in the second cache; of long rows, without tile registers, half.
+enum { ROWS_PER_ITEM = 256, LONG_SPANS = 32, AMX_LEAST_ROWS = 6, CACHED_BYTES = 1 << 20 };
 
 // How x is encoded: as activations.h says, and as fixed_activations.h does, with sums for weights of 4 and of 5 bits.
 enum { BY_SPANS, FIXED_4, FIXED_5, NUM_ENCODED };
@@ -31,7 +32,7 @@ typedef struct {
     int64_t x_stride, rows, spans, tiles;
     uint8_t *encoded[NUM_ENCODED]; // NULL: no part needs it
     fixed_layout layout[NUM_ENCODED];
-    int64_t height;
+    int64_t height, rows_per_item;
     int past_caches; // whether y is too large for them
     int in_tiles;    // whether tile registers are used
     float *y;
@@ -43,7 +44,8 @@ typedef struct {
     case 1: multiply_tile(w, x, height, row, spans, 1, bits, group, part->zero, minimum, acc); return;              \
     case 2: multiply_tile(w, x, height, row, spans, 2, bits, group, part->zero, minimum, acc); return;              \
     case 3: multiply_tile(w, x, height, row, spans, 3, bits, group, part->zero, minimum, acc); return;              \
-    default: multiply_tile(w, x, height, row, spans, 4, bits, group, part->zero, minimum, acc); return;             \
+    case 4: multiply_tile(w, x, height, row, spans, 4, bits, group, part->zero, minimum, acc); return;              \
+    default: multiply_tile(w, x, height, row, spans, MOST_ROWS, bits, group, part->zero, minimum, acc); return;     \
     }
 
 // One function for each form that octavo_has_form names, here of 6 and 8 bits.
@@ -63,7 +65,8 @@ static void any_tile(const octavo_weight *part, const uint8_t *w, const uint8_t 
     case 1: multiply_fixed(w, x, l, row, 1, bits, group, part->zero, minimum, acc); return;                         \
     case 2: multiply_fixed(w, x, l, row, 2, bits, group, part->zero, minimum, acc); return;                         \
     case 3: multiply_fixed(w, x, l, row, 3, bits, group, part->zero, minimum, acc); return;                         \
-    default: multiply_fixed(w, x, l, row, 4, bits, group, part->zero, minimum, acc); return;                        \
+    case 4: multiply_fixed(w, x, l, row, 4, bits, group, part->zero, minimum, acc); return;                         \
+    default: multiply_fixed(w, x, l, row, MOST_ROWS, bits, group, part->zero, minimum, acc); return;                \
     }
 
 // And of 4 and 5.
@@ -160,13 +163,13 @@ static void store_row(const product *p, const tile_task *t, int64_t row, const v
 
 static void multiply_rows(const product *p, const tile_task *t) {
     const int encoding = encoding_of(t->part);
-    for (int64_t row = t->row; row < t->end; row += MOST_ROWS) {
-        const int rows = t->end - row < MOST_ROWS ? (int)(t->end - row) : MOST_ROWS;
+    for (int64_t row = t->row, rows; row < t->end; row += rows) {
+        rows = rows_at_once(t->end - row);
         const uint8_t *x = p->encoded[encoding] + row / p->height * block_bytes(p, encoding);
         vf acc[MOST_ROWS][NV];
-        if (encoding == BY_SPANS) any_tile(t->part, t->w, x, p->height, row % p->height, p->spans, rows, acc);
-        else fixed_tile(t->part, t->w, x, p->layout[encoding], row % p->height, rows, acc);
-        for (int r = 0; r < rows; r++) store_row(p, t, row + r, acc[r]);
+        if (encoding == BY_SPANS) any_tile(t->part, t->w, x, p->height, row % p->height, p->spans, (int)rows, acc);
+        else fixed_tile(t->part, t->w, x, p->layout[encoding], row % p->height, (int)rows, acc);
+        for (int64_t r = 0; r < rows; r++) store_row(p, t, row + r, acc[r]);
     }
 }
 
@@ -209,14 +212,14 @@ static void multiply_blocks(const product *p, const tile_task *t, int *configure
 }
 #endif
 
-// An item is one tile for ROWS_PER_ITEM rows.
+// An item is one tile for `rows_per_item` rows.
 static void multiply_item(void *job, int64_t first, int64_t last) {
     product *p = job;
 #if AMX
     int configured = 0;
 #endif
     for (int64_t item = first; item < last; item++) {
-        int64_t tile = item % p->tiles, row = item / p->tiles * ROWS_PER_ITEM, column = 0;
+        int64_t tile = item % p->tiles, row = item / p->tiles * p->rows_per_item, column = 0;
         const octavo_weight *part = p->parts;
         for (; tile >= (part->rows + LANES - 1) / LANES; part++) {
             tile -= (part->rows + LANES - 1) / LANES;
@@ -226,7 +229,7 @@ static void multiply_item(void *job, int64_t first, int64_t last) {
             .part = part,
             .w = part->data + tile * tile_bytes(p->spans, part->bits, part->group, part->has_minimum),
             .row = row,
-            .end = row + ROWS_PER_ITEM < p->rows ? row + ROWS_PER_ITEM : p->rows,
+            .end = row + p->rows_per_item < p->rows ? row + p->rows_per_item : p->rows,
             .count = part->rows - tile * LANES < LANES ? part->rows - tile * LANES : LANES,
             .y = p->y + column + tile * LANES,
         };
@@ -268,13 +271,15 @@ static int32_t place_encoded(product *p) {
     return 0;
 }
 
-// Whether tile registers are worth it; sets how many rows of x a block has.
+// Whether tile registers are worth it; sets how many rows of x a block and an item have.
 static void choose_kernels(product *p) {
     p->height = p->rows < BLOCK_ROWS ? p->rows : BLOCK_ROWS;
+    p->rows_per_item = p->spans > LONG_SPANS ? ROWS_PER_ITEM / 2 : ROWS_PER_ITEM;
     p->in_tiles = 0;
 #if AMX
     if (p->rows < AMX_LEAST_ROWS || p->spans > AMX_SPANS || !amx_allowed()) return;
     p->in_tiles = 1;
+    p->rows_per_item = ROWS_PER_ITEM;
     p->height = p->rows <= 8 ? 8 : BLOCK_ROWS;
 #endif
 }
@@ -289,9 +294,9 @@ int32_t octavo_linear(const octavo_weight *parts, int32_t num_parts, int64_t col
     choose_kernels(&p);
     if (place_encoded(&p)) return 1;
     octavo_parallel(rows, rows * p.spans < 1024 ? rows : 4, encode_item, &p);
-    int64_t items = p.tiles * ((rows + ROWS_PER_ITEM - 1) / ROWS_PER_ITEM);
+    int64_t items = p.tiles * ((rows + p.rows_per_item - 1) / p.rows_per_item);
     // Less than about a microsecond of work is not worth handing out, nor are tile registers worth configuring for it.
-    int64_t work = (rows < ROWS_PER_ITEM ? rows : ROWS_PER_ITEM) * p.spans;
+    int64_t work = (rows < p.rows_per_item ? rows : p.rows_per_item) * p.spans;
     int64_t grain = (rows < AMX_LEAST_ROWS ? 64 : 512) / work;
     octavo_parallel(items, grain < 1 ? 1 : grain, multiply_item, &p);
     return 0;

@@ -5,38 +5,19 @@
 #include "activations.h"
 #include "codes.h"
 
-enum { MOST_ROWS = 4 };
+// Rows of x that are multiplied at once: as many as there are registers for.
+enum { MOST_ROWS = PAIRS_OF_BYTES && VL == 16 ? 8 : 4 };
 
-// Per lane: acc + sum of 4 products of an unsigned byte of w and a signed byte of x. |w * x| sums fit in 16 bits by
-// pairs, except for codes above 127, which `wide` says there may be.
-INLINE vi dot4(vi acc, vi w, vi x, int wide) {
+// How many of `left` rows are next; there is code for 1 to 4 and for MOST_ROWS.
+INLINE int rows_at_once(int64_t left) { return left >= MOST_ROWS ? MOST_ROWS : left < 4 ? (int)left : 4; }
+
+// Per lane: acc + sum of 4 products of an unsigned byte of w and a signed byte of x.
+INLINE vi dot4(vi acc, vi w, vi x) {
 #if defined(__AVX512VNNI__) && VL == 16
-    (void)wide;
     return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)x);
 #elif defined(__AVXVNNI__) && VL == 8
-    (void)wide;
     return (vi)_mm256_dpbusd_avx_epi32((__m256i)acc, (__m256i)w, (__m256i)x);
-#elif defined(__AVX512BW__) && VL == 16
-    if (!wide) {
-        const __m512i pairs = _mm512_maddubs_epi16((__m512i)w, (__m512i)x);
-        return acc + (vi)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
-    }
-    // Even and odd bytes as 16-bit numbers.
-    const __m512i even = _mm512_and_si512((__m512i)w, _mm512_set1_epi16(255)), odd = _mm512_srli_epi16((__m512i)w, 8);
-    const __m512i x_even = _mm512_srai_epi16(_mm512_slli_epi16((__m512i)x, 8), 8);
-    const __m512i x_odd = _mm512_srai_epi16((__m512i)x, 8);
-    return acc + (vi)_mm512_madd_epi16(even, x_even) + (vi)_mm512_madd_epi16(odd, x_odd);
-#elif defined(__AVX2__) && VL == 8
-    if (!wide) {
-        __m256i pairs = _mm256_maddubs_epi16((__m256i)w, (__m256i)x);
-        return acc + (vi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-    }
-    // Even and odd bytes as 16-bit numbers.
-    __m256i even = _mm256_and_si256((__m256i)w, _mm256_set1_epi16(255)), odd = _mm256_srli_epi16((__m256i)w, 8);
-    __m256i x_even = _mm256_srai_epi16(_mm256_slli_epi16((__m256i)x, 8), 8), x_odd = _mm256_srai_epi16((__m256i)x, 8);
-    return acc + (vi)_mm256_madd_epi16(even, x_even) + (vi)_mm256_madd_epi16(odd, x_odd);
 #else
-    (void)wide;
     for (int byte = 0; byte < 4; byte++) acc += ((w >> (8 * byte)) & 255) * ((x << (24 - 8 * byte)) >> 24);
     return acc;
 #endif
@@ -67,7 +48,7 @@ INLINE vf add_group(vf acc, vi total, int zero, vf scale, int has_minimum, vf mi
     return fma_v(minimum, splat(groups == 1 ? span.scaled_sum[r] : span.scale[r] * (float)sum), acc);
 }
 
-#if IN_WORDS
+#if PAIRS_OF_BYTES
 // Per lane: sums of the products of 4 columns' codes, a byte each, with rows of x.
 INLINE void add_codes(vi codes, const int16_t *x, int rows, vi total[MOST_ROWS]) {
     const vi even = codes & 0x00ff00ff, odd = (codes >> 8) & 0x00ff00ff;
@@ -82,7 +63,7 @@ INLINE void add_codes(vi codes, const int16_t *x, int rows, vi total[MOST_ROWS])
 INLINE void total_group(const uint8_t *w, span_view span, int g, int rows, int bits, int group, int v,
                         vi total[MOST_ROWS]) {
     const int steps = bits == 8 ? group / 4 : group / 8;
-#if IN_WORDS
+#if PAIRS_OF_BYTES
     for (int r = 0; r < rows; r++) total[r] = splat_i(0);
 #else
     vi high[MOST_ROWS], low[MOST_ROWS];
@@ -92,7 +73,7 @@ INLINE void total_group(const uint8_t *w, span_view span, int g, int rows, int b
         vi first, second;
         if (bits == 8) first = load_codes(w + 64 * (g * steps + step) + 4 * VL * v);
         else load_pair(w, bits, g * steps + step, v, &first, &second);
-#if IN_WORDS
+#if PAIRS_OF_BYTES
         const int16_t *x = span.words + g * group + 4 * step;
         add_codes(first, x, rows, total);
         if (bits != 8) add_codes(second, x + group / 2, rows, total);
@@ -100,16 +81,16 @@ INLINE void total_group(const uint8_t *w, span_view span, int g, int rows, int b
         for (int r = 0; r < rows; r++) {
             const int at = g * group + r * SPAN + 4 * step;
             const int8_t *h = span.high + at, *l = span.low + at;
-            high[r] = dot4(high[r], first, splat_bytes(h), bits == 8);
-            low[r] = dot4(low[r], first, splat_bytes(l), bits == 8);
+            high[r] = dot4(high[r], first, splat_bytes(h));
+            low[r] = dot4(low[r], first, splat_bytes(l));
             if (bits != 8) {
-                high[r] = dot4(high[r], second, splat_bytes(h + group / 2), 0);
-                low[r] = dot4(low[r], second, splat_bytes(l + group / 2), 0);
+                high[r] = dot4(high[r], second, splat_bytes(h + group / 2));
+                low[r] = dot4(low[r], second, splat_bytes(l + group / 2));
             }
         }
 #endif
     }
-#if !IN_WORDS
+#if !PAIRS_OF_BYTES
     for (int r = 0; r < rows; r++) total[r] = (high[r] << 7) + low[r];
 #endif
 }

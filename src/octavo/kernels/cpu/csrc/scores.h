@@ -2,7 +2,9 @@
 // they lie in memory.
 //
 // A score is 16 sums, each of every 16th product of elements in their order, added up as by `sum_lanes`. A value's
-// lanes are its elements, to which keys are added in their order. Neither depends on what is computed beside it.
+// lanes are its elements, to which keys are added in their order. Neither depends on what is computed beside it. For a few
+// rows the lanes of scores are those sums; for more, keys are laid out anew, so that lanes are keys, and nothing is added
+// across them.
 #ifndef OCTAVO_SCORES_H
 #define OCTAVO_SCORES_H
 
@@ -73,6 +75,71 @@ INLINE void score_keys(int dtype, const char *const *keys, const float *q, int64
         for (int r = 0; r < rows; r++) folded[r][m] = fold_keys(sums[r]);
     }
     for (int r = 0; r < rows; r++) store(scores + r * stride, fold_quarters(folded[r]));
+}
+
+// Four elements from `d` on of VL / 4 keys, the first of them and every fourth after it.
+INLINE vf gather_fours(const char *const *keys, int64_t d) {
+#if VL == 16
+    const __m512 first = _mm512_castps128_ps512(_mm_loadu_ps((const float *)keys[0] + d));
+    const __m512 two = _mm512_insertf32x4(first, _mm_loadu_ps((const float *)keys[4] + d), 1);
+    const __m512 three = _mm512_insertf32x4(two, _mm_loadu_ps((const float *)keys[8] + d), 2);
+    return (vf)_mm512_insertf32x4(three, _mm_loadu_ps((const float *)keys[12] + d), 3);
+#elif VL == 8
+    const __m256 first = _mm256_castps128_ps256(_mm_loadu_ps((const float *)keys[0] + d));
+    return (vf)_mm256_insertf128_ps(first, _mm_loadu_ps((const float *)keys[4] + d), 1);
+#else
+    return load((const float *)keys[0] + d);
+#endif
+}
+
+// 16 keys of float32 -> columns [dim][LANES].
+INLINE void write_columns(const char *const *keys, int64_t dim, float *columns) {
+    for (int64_t d = 0; d < dim; d += 4)
+        for (int v = 0; v < NV; v++) {
+            vf fours[4];
+            for (int m = 0; m < 4; m++) fours[m] = gather_fours(keys + v * VL + m, d);
+            float *out = columns + d * LANES + v * VL;
+#if VL == 16
+#define EACH(which, a, b) (vf)_mm512_unpack##which##_ps((__m512)(a), (__m512)(b))
+#define BOTH(which, a, b) (vf)_mm512_unpack##which##_pd((__m512d)(a), (__m512d)(b))
+#elif VL == 8
+#define EACH(which, a, b) (vf)_mm256_unpack##which##_ps((__m256)(a), (__m256)(b))
+#define BOTH(which, a, b) (vf)_mm256_unpack##which##_pd((__m256d)(a), (__m256d)(b))
+#endif
+#if VL > 4
+            const vf a = EACH(lo, fours[0], fours[1]), b = EACH(lo, fours[2], fours[3]);
+            const vf c = EACH(hi, fours[0], fours[1]), e = EACH(hi, fours[2], fours[3]);
+            store(out, BOTH(lo, a, b));
+            store(out + LANES, BOTH(hi, a, b));
+            store(out + 2 * LANES, BOTH(lo, c, e));
+            store(out + 3 * LANES, BOTH(hi, c, e));
+#else
+            for (int i = 0; i < 4; i++)
+                for (int m = 0; m < 4; m++) out[i * LANES + m] = fours[m][i];
+#endif
+        }
+}
+
+// `score_keys` for LANES keys as columns: of each four of the 16 sums that `sum_lanes` adds up first, then of these.
+INLINE void score_columns(const float *columns, const float *q, int64_t dim, int rows, int64_t stride, float *scores) {
+    for (int v = 0; v < NV; v++) {
+        vf quarters[4][BLOCK];
+        for (int g = 0; g < 4; g++) {
+            vf sums[4][BLOCK];
+            for (int i = 0; i < 4; i++)
+                for (int r = 0; r < rows; r++) sums[i][r] = splat(0.0f);
+            for (int64_t d = g; d < dim; d += LANES)
+                for (int i = 0; i < 4; i++) {
+                    const vf key = load(columns + (d + 4 * i) * LANES + v * VL);
+                    for (int r = 0; r < rows; r++)
+                        sums[i][r] = fma_v(splat(q[r * dim + d + 4 * i]), key, sums[i][r]);
+                }
+            for (int r = 0; r < rows; r++) quarters[g][r] = (sums[0][r] + sums[2][r]) + (sums[1][r] + sums[3][r]);
+        }
+        for (int r = 0; r < rows; r++)
+            store(scores + r * stride + v * VL,
+                  (quarters[0][r] + quarters[2][r]) + (quarters[1][r] + quarters[3][r]));
+    }
 }
 
 // out[r] += weights[r] · values, `count` keys in order, for `rows` rows of out, `dim` apart, and of weights, `stride`

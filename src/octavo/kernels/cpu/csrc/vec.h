@@ -69,6 +69,19 @@ INLINE int any_lane(vi mask) {
     return any != 0;
 }
 
+// Whether there is an instruction that adds up two products of bytes, and none that does four.
+#if VL == 16 && defined(__AVX512BW__) && !defined(__AVX512VNNI__)
+#define PAIRS_OF_BYTES 1
+INLINE vi pairs_of_bytes(vi a, vi b) { return (vi)_mm512_maddubs_epi16((__m512i)a, (__m512i)b); }
+INLINE vi add_words(vi a, vi b) { return (vi)_mm512_add_epi16((__m512i)a, (__m512i)b); }
+#elif VL == 8 && !defined(__AVXVNNI__)
+#define PAIRS_OF_BYTES 1
+INLINE vi pairs_of_bytes(vi a, vi b) { return (vi)_mm256_maddubs_epi16((__m256i)a, (__m256i)b); }
+INLINE vi add_words(vi a, vi b) { return (vi)_mm256_add_epi16((__m256i)a, (__m256i)b); }
+#else
+#define PAIRS_OF_BYTES 0
+#endif
+
 // Of whole numbers, where no order of adding matters.
 INLINE int32_t sum_lanes_i(vi v) {
 #if defined(__AVX512F__)
@@ -189,11 +202,10 @@ INLINE uint16_t to_bfloat(float x) {
     return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
 
-// exp to about 1 ulp; exactly 1 at 0; 0 below -87, and above 88 what it is there, which is finite.
-INLINE vf exp_v(vf x) {
+// exp to about 1 ulp, for x up to 88 or NaN; exactly 1 at 0, 0 below -87.
+INLINE vf exp_to_88(vf x) {
     const vf shifter = splat(12582912.0f); // 1.5 * 2^23: adding it rounds to a whole number
     vi tiny = x < splat(-87.0f);
-    x = select_v(x > splat(88.0f), splat(88.0f), x);
     x = select_v(tiny, splat(-87.0f), x);
     vf n = (x * splat(1.44269504f) + shifter) - shifter;
     vf r = fma_v(n, splat(-0.693359375f), x);
@@ -208,5 +220,8 @@ INLINE vf exp_v(vf x) {
     vi exponent = __builtin_convertvector(n, vi) << 23;
     return select_v(tiny, splat(0.0f), (vf)((vi)p + exponent));
 }
+
+// Above 88 what it is there, which is finite.
+INLINE vf exp_v(vf x) { return exp_to_88(select_v(x > splat(88.0f), splat(88.0f), x)); }
 
 #endif
