@@ -32,9 +32,11 @@ class GatedMLP:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H] in float32 or the compute dtype."""
-        if self._codes is not None and x.shape[0] <= _FEW:
-            gate_up, down = self._codes
-            return gate_up.gated_mlp(x, self._activation == "gelu_tanh", down)
+        if self._codes is not None:
+            (gate_up, down), gelu = self._codes, self._activation == "gelu_tanh"
+            if x.shape[0] <= _FEW:
+                return gate_up.gated_mlp(x, gelu, down)
+            return down.multiply(gate_up.gated(x, gelu))
         return self._down(self._gate_up.gated(x, self._activation))
 
     def add_to(self, stream: Residual, norm: RMSNorm, next_norm: RMSNorm | None) -> None:

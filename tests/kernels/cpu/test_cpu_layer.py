@@ -43,6 +43,18 @@ def test_a_feed_forward_layer_is_what_its_parts_are(count: int, gelu: bool) -> N
     assert torch.equal(gate_up.gated_mlp(x[:1], gelu, down), apart[:1])
 
 
+@pytest.mark.parametrize("count", [1, 8, 64, 300])
+@pytest.mark.parametrize("gelu", [False, True])
+@pytest.mark.parametrize("rows_of_parts", [(96, 96), (160,), (40, 40), (48,), (16, 8, 24)])
+def test_gates_are_what_they_are_after_the_product(count: int, gelu: bool, rows_of_parts: tuple[int, ...]) -> None:
+    parts = [draw_matrix(n, 96, (4, 8, 5)[i], 32, "minimum", seed=i) for i, n in enumerate(rows_of_parts)]
+    gate_up, x = PackedAffine(parts), draw_rows(count, 96)
+    apart = rowwise.gate(gate_up.multiply(x), gelu)
+    for threads in (1, 3):
+        library.set_threads(threads)
+        assert torch.equal(gate_up.gated(x, gelu), apart)
+
+
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("lengths", [[1], [1, 1, 1], [5], [7, 1, 3]])
 def test_projected_heads_are_treated_as_by_one_call_after_another(normed: bool, lengths: list[int]) -> None:

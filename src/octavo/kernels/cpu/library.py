@@ -74,6 +74,10 @@ _PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
     "octavo_pack": (None, (c_void_p, c_void_p, c_void_p, c_int64, POINTER(WeightPart))),
     "octavo_pack_blocks": (c_int32, (c_void_p, c_int64, c_void_p, c_int64, c_int32, POINTER(WeightPart))),
     "octavo_linear": (c_int32, (c_void_p, c_int32, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int64)),
+    "octavo_gated_linear": (
+        c_int32,
+        (c_void_p, c_int32, c_int64, c_void_p, c_int64, c_int64, c_int32, c_void_p),
+    ),
     "octavo_lookup": (None, (c_void_p, c_int64, c_void_p, c_int64, c_void_p)),
     "octavo_rms_norm": (None, (c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p)),
     "octavo_add_rms_norm": (

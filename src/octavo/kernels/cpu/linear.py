@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import CapacityError
-from octavo.kernels.cpu import library
+from octavo.kernels.cpu import library, rowwise
 from octavo.kernels.cpu.arena import WEIGHTS
 from octavo.kernels.cpu.matrices import Matrix
 
@@ -23,9 +23,10 @@ class PackedAffine:
         functions = library.load().functions
         assert functions is not None
         self._linear, self._lookup = functions.octavo_linear, functions.octavo_lookup
-        self._gated_mlp = functions.octavo_gated_mlp
+        self._gated, self._gated_mlp = functions.octavo_gated_linear, functions.octavo_gated_mlp
         self.num_rows = sum(matrix.num_rows for matrix in matrices)
         self.num_columns = matrices[0].num_columns
+        self._whole_tiles = self.num_rows % 32 == 0 and all(matrix.num_rows % 16 == 0 for matrix in matrices)
         bits = [kernel_bits(m.bits, m.group, m.has_minimum) for m in matrices]
         sizes = [_aligned(packed_bytes(m.num_rows, m.num_columns, m.bits, m.group, m.has_minimum)) for m in matrices]
         self.num_bytes = sum(sizes)
@@ -59,6 +60,28 @@ class PackedAffine:
             num_tokens,
             y.data_ptr(),
             self.num_rows,
+        )
+        if failed:
+            raise CapacityError(f"no memory is left to multiply {num_tokens} rows; shorten the prefill chunk")
+        return y
+
+    def gated(self, x: Tensor, gelu: bool) -> Tensor:
+        """x [T, K] -> activation(gates) · values [T, N / 2], where this matrix gives gates before values."""
+        x = x.float().contiguous()
+        assert x.shape[1] == self.num_columns, (x.shape, self.num_columns)
+        num_tokens, width = x.shape[0], self.num_rows // 2
+        if not self._whole_tiles:  # the kernel would keep memory for all of the product
+            return rowwise.gate(self.multiply(x), gelu)
+        y = torch.empty(num_tokens, width)
+        failed = self._gated(
+            self.pointer,
+            self.num_parts,
+            self.num_columns,
+            x.data_ptr(),
+            num_tokens,
+            width,
+            int(gelu),
+            y.data_ptr(),
         )
         if failed:
             raise CapacityError(f"no memory is left to multiply {num_tokens} rows; shorten the prefill chunk")

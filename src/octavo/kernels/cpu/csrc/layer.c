@@ -29,11 +29,9 @@ int32_t octavo_gated_mlp(const float *x, int64_t rows, int64_t columns, const oc
                          int32_t down_parts, float *y) {
     int64_t y_width = 0;
     for (int32_t i = 0; i < down_parts; i++) y_width += down[i].rows;
-    float *both = octavo_scratch(SCRATCH_LAYER, rows * 3 * width * 4);
-    if (both == NULL) return 1;
-    float *gated = both + rows * 2 * width;
-    if (octavo_linear(gate_up, gate_up_parts, columns, x, columns, rows, both, 2 * width)) return 1;
-    octavo_gate(both, rows, width, gelu, gated);
+    float *gated = octavo_scratch(SCRATCH_LAYER, rows * width * 4);
+    if (gated == NULL) return 1;
+    if (octavo_gated_linear(gate_up, gate_up_parts, columns, x, rows, width, gelu, gated)) return 1;
     return octavo_linear(down, down_parts, width, gated, width, rows, y, y_width);
 }
 

@@ -14,8 +14,10 @@
 #include "codes.h"
 #include "fixed_amx.h"
 #include "fixed_products.h"
+#include "gate.h"
 #include "pool.h"
 #include "products.h"
+#include "rowwise.h"
 #include "scratch.h"
 #include "vec.h"
 
@@ -37,6 +39,8 @@ typedef struct {
     int in_tiles;    // whether tile registers are used
     float *y;
     int64_t y_stride;
+    int64_t gate_tiles; // 0: no gates; else so many tiles lie before those of the values
+    int32_t gelu;
 } product;
 
 #define TILE(bits, group, minimum)                                                                                  \
@@ -154,11 +158,13 @@ typedef struct {
     const octavo_weight *part;
     const uint8_t *w;
     int64_t row, end, count; // rows of x, and of W
-    float *y;                // of x's row 0
+    float *y;                // of x's row `row`
+    int64_t y_stride;
+    int past_caches;
 } tile_task;
 
-static void store_row(const product *p, const tile_task *t, int64_t row, const vf *acc) {
-    store_lanes(t->y + row * p->y_stride, acc, t->part->unit, t->count, p->past_caches);
+static void store_row(const tile_task *t, int64_t row, const vf *acc) {
+    store_lanes(t->y + (row - t->row) * t->y_stride, acc, t->part->unit, t->count, t->past_caches);
 }
 
 static void multiply_rows(const product *p, const tile_task *t) {
@@ -169,7 +175,7 @@ static void multiply_rows(const product *p, const tile_task *t) {
         vf acc[MOST_ROWS][NV];
         if (encoding == BY_SPANS) any_tile(t->part, t->w, x, p->height, row % p->height, p->spans, (int)rows, acc);
         else fixed_tile(t->part, t->w, x, p->layout[encoding], row % p->height, (int)rows, acc);
-        for (int64_t r = 0; r < rows; r++) store_row(p, t, row + r, acc[r]);
+        for (int64_t r = 0; r < rows; r++) store_row(t, row + r, acc[r]);
     }
 }
 
@@ -187,7 +193,7 @@ static void multiply_blocks(const product *p, const tile_task *t, int *configure
     if (encoding != BY_SPANS && p->height == FEW) {
         vf acc[FEW];
         few_rows_amx(t->part, t->w, x, p->layout[encoding], acc);
-        for (int64_t r = 0; t->row + r < t->end; r++) store_row(p, t, t->row + r, acc + r);
+        for (int64_t r = 0; t->row + r < t->end; r++) store_row(t, t->row + r, acc + r);
         return;
     }
     if (encoding != BY_SPANS) {
@@ -195,7 +201,7 @@ static void multiply_blocks(const product *p, const tile_task *t, int *configure
         multiply_fixed_amx(t->part, t->w, x, p->layout[encoding], (t->end - t->row + p->height - 1) / p->height, acc);
         for (int64_t row = t->row; row < t->end; row++) {
             const vf out = load(acc + (row - t->row) * LANES);
-            store_row(p, t, row, &out);
+            store_row(t, row, &out);
         }
         return;
     }
@@ -207,39 +213,71 @@ static void multiply_blocks(const product *p, const tile_task *t, int *configure
     for (int64_t row = t->row; row < t->end; x += block_bytes(p, encoding)) {
         vf acc[BLOCK_ROWS];
         block_amx(t->part, t->w, codes, row == t->row, x, p->spans, (int)p->height, acc);
-        for (int64_t r = 0; r < p->height && row < t->end; r++, row++) store_row(p, t, row, acc + r);
+        for (int64_t r = 0; r < p->height && row < t->end; r++, row++) store_row(t, row, acc + r);
     }
 }
 #endif
 
-// An item is one tile for `rows_per_item` rows.
+// Where tile `tile` of all parts is, for rows [row, end) of x, on its way to y.
+static tile_task find_tile(const product *p, int64_t tile, int64_t row, int64_t end) {
+    int64_t column = 0;
+    const octavo_weight *part = p->parts;
+    for (; tile >= (part->rows + LANES - 1) / LANES; part++) {
+        tile -= (part->rows + LANES - 1) / LANES;
+        column += part->rows;
+    }
+    return (tile_task){
+        .part = part,
+        .w = part->data + tile * tile_bytes(p->spans, part->bits, part->group, part->has_minimum),
+        .row = row,
+        .end = end,
+        .count = part->rows - tile * LANES < LANES ? part->rows - tile * LANES : LANES,
+        .y = p->y + row * p->y_stride + column + tile * LANES,
+        .y_stride = p->y_stride,
+        .past_caches = p->past_caches,
+    };
+}
+
+static void multiply_tile_rows(const product *p, const tile_task *t, int *configured) {
+#if AMX
+    if (p->in_tiles) {
+        multiply_blocks(p, t, configured);
+        return;
+    }
+#endif
+    (void)configured;
+    multiply_rows(p, t);
+}
+
+// A tile of gates and one of values, which stay in the caches, to one of y.
+static void multiply_gated(const product *p, tile_task gates, int64_t tile, int *configured) {
+    float both[2][ROWS_PER_ITEM * LANES] __attribute__((aligned(64)));
+    tile_task values = find_tile(p, tile + p->gate_tiles, gates.row, gates.end);
+    const tile_task out = gates;
+    gates.y = both[0], values.y = both[1];
+    gates.y_stride = values.y_stride = LANES;
+    gates.past_caches = values.past_caches = 0;
+    multiply_tile_rows(p, &gates, configured);
+    multiply_tile_rows(p, &values, configured);
+    for (int64_t r = 0; r < out.end - out.row; r++)
+        for (int64_t i = r * LANES; i < (r + 1) * LANES; i += VL) {
+            const vf value = activate(load(both[0] + i), p->gelu) * load(both[1] + i);
+            float *y = out.y + r * out.y_stride + (i - r * LANES);
+            if (out.past_caches) stream(y, value);
+            else store(y, value);
+        }
+}
+
+// An item is one tile, or one of gates and one of values, for `rows_per_item` rows.
 static void multiply_item(void *job, int64_t first, int64_t last) {
     product *p = job;
-#if AMX
     int configured = 0;
-#endif
     for (int64_t item = first; item < last; item++) {
-        int64_t tile = item % p->tiles, row = item / p->tiles * p->rows_per_item, column = 0;
-        const octavo_weight *part = p->parts;
-        for (; tile >= (part->rows + LANES - 1) / LANES; part++) {
-            tile -= (part->rows + LANES - 1) / LANES;
-            column += part->rows;
-        }
-        const tile_task task = {
-            .part = part,
-            .w = part->data + tile * tile_bytes(p->spans, part->bits, part->group, part->has_minimum),
-            .row = row,
-            .end = row + p->rows_per_item < p->rows ? row + p->rows_per_item : p->rows,
-            .count = part->rows - tile * LANES < LANES ? part->rows - tile * LANES : LANES,
-            .y = p->y + column + tile * LANES,
-        };
-#if AMX
-        if (p->in_tiles) {
-            multiply_blocks(p, &task, &configured);
-            continue;
-        }
-#endif
-        multiply_rows(p, &task);
+        const int64_t tile = item % p->tiles, row = item / p->tiles * p->rows_per_item;
+        const int64_t end = row + p->rows_per_item < p->rows ? row + p->rows_per_item : p->rows;
+        const tile_task task = find_tile(p, tile, row, end);
+        if (p->gate_tiles) multiply_gated(p, task, tile, &configured);
+        else multiply_tile_rows(p, &task, &configured);
     }
     if (p->past_caches) finish_streams();
 #if AMX
@@ -284,20 +322,43 @@ static void choose_kernels(product *p) {
 #endif
 }
 
+// `tiles`, x, y and how it is gated are set. Returns 0, or 1 if memory ran out.
+static int32_t multiply(product *p) {
+    const int64_t rows = p->rows;
+    p->past_caches = rows * p->y_stride * 4 > CACHED_BYTES;
+    choose_kernels(p);
+    if (place_encoded(p)) return 1;
+    octavo_parallel(rows, rows * p->spans < 1024 ? rows : 4, encode_item, p);
+    int64_t items = p->tiles * ((rows + p->rows_per_item - 1) / p->rows_per_item);
+    // Less than about a microsecond of work is not worth handing out, nor are tile registers worth configuring for it.
+    int64_t work = (rows < p->rows_per_item ? rows : p->rows_per_item) * p->spans * (p->gate_tiles ? 2 : 1);
+    int64_t grain = (rows < AMX_LEAST_ROWS ? 64 : 512) / work;
+    octavo_parallel(items, grain < 1 ? 1 : grain, multiply_item, p);
+    return 0;
+}
+
 int32_t octavo_linear(const octavo_weight *parts, int32_t num_parts, int64_t columns, const float *x, int64_t x_stride,
                       int64_t rows, float *y, int64_t y_stride) {
     if (rows <= 0) return 0;
     product p = {.parts = parts, .num_parts = num_parts, .x = x, .x_stride = x_stride, .rows = rows,
                  .spans = columns / SPAN, .y = y, .y_stride = y_stride};
     for (int32_t i = 0; i < num_parts; i++) p.tiles += (parts[i].rows + LANES - 1) / LANES;
-    p.past_caches = rows * y_stride * 4 > CACHED_BYTES;
-    choose_kernels(&p);
-    if (place_encoded(&p)) return 1;
-    octavo_parallel(rows, rows * p.spans < 1024 ? rows : 4, encode_item, &p);
-    int64_t items = p.tiles * ((rows + p.rows_per_item - 1) / p.rows_per_item);
-    // Less than about a microsecond of work is not worth handing out, nor are tile registers worth configuring for it.
-    int64_t work = (rows < p.rows_per_item ? rows : p.rows_per_item) * p.spans;
-    int64_t grain = (rows < AMX_LEAST_ROWS ? 64 : 512) / work;
-    octavo_parallel(items, grain < 1 ? 1 : grain, multiply_item, &p);
-    return 0;
+    return multiply(&p);
+}
+
+int32_t octavo_gated_linear(const octavo_weight *parts, int32_t num_parts, int64_t columns, const float *x,
+                            int64_t rows, int64_t width, int32_t gelu, float *y) {
+    if (rows <= 0) return 0;
+    int whole = width % LANES == 0; // so that no tile has gates and values, or rows of two parts
+    for (int32_t i = 0; i < num_parts; i++) whole &= parts[i].rows % LANES == 0;
+    if (!whole) {
+        float *both = octavo_scratch(SCRATCH_GATES, rows * 2 * width * 4);
+        if (both == NULL || octavo_linear(parts, num_parts, columns, x, columns, rows, both, 2 * width)) return 1;
+        octavo_gate(both, rows, width, gelu, y);
+        return 0;
+    }
+    product p = {.parts = parts, .num_parts = num_parts, .x = x, .x_stride = columns, .rows = rows,
+                 .spans = columns / SPAN, .tiles = width / LANES, .y = y, .y_stride = width,
+                 .gate_tiles = width / LANES, .gelu = gelu};
+    return multiply(&p);
 }

@@ -20,6 +20,11 @@ typedef struct {
 int32_t octavo_linear(const octavo_weight *parts, int32_t num_parts, int64_t columns, const float *x, int64_t x_stride,
                       int64_t rows, float *y, int64_t y_stride);
 
+// y = activation(gates) * values [rows, width] of such a product with 2 * width rows of W, gates before values; SiLU, or
+// GELU in its tanh form. Returns as above.
+int32_t octavo_gated_linear(const octavo_weight *parts, int32_t num_parts, int64_t columns, const float *x,
+                            int64_t rows, int64_t width, int32_t gelu, float *y);
+
 int64_t octavo_packed_bytes(int64_t rows, int64_t columns, int32_t bits, int32_t group, int32_t has_minimum);
 
 #endif

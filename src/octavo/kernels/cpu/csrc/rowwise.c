@@ -4,6 +4,7 @@
 
 #include <math.h>
 
+#include "gate.h"
 #include "pool.h"
 #include "scratch.h"
 #include "vec.h"
@@ -127,12 +128,6 @@ typedef struct {
     int64_t width;
     int32_t gelu;
 } gate_job;
-
-// SiLU, or GELU in its tanh form: x · sigmoid(x), and x · sigmoid(2 · sqrt(2/pi) · (x + 0.044715 x³)).
-INLINE vf activate(vf x, int gelu) {
-    vf inner = gelu ? splat(1.5957691216f) * fma_v(splat(0.044715f) * x * x, x, x) : x;
-    return x / (splat(1.0f) + exp_v(-inner));
-}
 
 static void gate_item(void *job, int64_t first, int64_t last) {
     const gate_job *j = job;

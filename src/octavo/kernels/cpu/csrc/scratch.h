@@ -4,8 +4,8 @@
 
 #include <stdint.h>
 
-enum { SCRATCH_ENCODED, SCRATCH_CODES, SCRATCH_ATTENTION, SCRATCH_TILES, SCRATCH_PARTIALS, SCRATCH_LAYER, SCRATCH_BLOCKS,
-       SCRATCH_KINDS };
+enum { SCRATCH_ENCODED, SCRATCH_CODES, SCRATCH_ATTENTION, SCRATCH_TILES, SCRATCH_PARTIALS, SCRATCH_LAYER, SCRATCH_GATES,
+       SCRATCH_BLOCKS, SCRATCH_KINDS };
 
 // At least `bytes` bytes at a multiple of 64, with any content, valid until this thread asks for the same kind again.
 // NULL if memory ran out.
