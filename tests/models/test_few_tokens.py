@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
+from octavo.engine.model_runner import ModelRunner
 from octavo.kernels.cpu import library
 from octavo.kernels.cpu.blocks import MOST_TOKENS, CompiledBlocks
+from octavo.kernels.cpu.linear import PackedAffine
 from octavo.layers.few_tokens import FewTokens
 from octavo.step_batch import StorageKind
 from tests.engine.tiny_engines import Driver, open_model, prompt_of
@@ -59,6 +63,26 @@ def test_layers_in_one_call_give_what_they_give_one_by_one(loaded, storage, call
     for name, outcome in together.items():
         assert outcome.token_ids == apart[name].token_ids
         assert torch.equal(torch.stack(outcome.logits), torch.stack(apart[name].logits))
+
+
+@pytest.mark.parametrize("chunk", [1000, 70])
+def test_the_last_layer_past_its_keys_is_computed_for_sampled_tokens_alone(loaded, chunk, monkeypatch):
+    def logits():
+        driver = Driver(loaded, max_num_seqs=3, prefill_chunk=chunk)
+        for i, length in enumerate((100, 90, 75)):
+            driver.add(str(i), prompt_of(length, seed=i))
+        return torch.cat([torch.stack(outcome.logits) for _, outcome in sorted(driver.run().items())])
+
+    products: list[int] = []
+    multiply = PackedAffine.multiply
+    monkeypatch.setattr(PackedAffine, "multiply", lambda self, x: (products.append(len(x)), multiply(self, x))[1])
+    of_sampled = logits()
+    last = [after for before, after in pairwise(products) if before > MOST_TOKENS >= after]
+    assert last == [0 if chunk == 70 else 3], products
+    monkeypatch.setattr(
+        ModelRunner, "every_state", property(lambda self: True, lambda self, value: None), raising=False
+    )
+    assert torch.equal(logits(), of_sampled)
 
 
 def test_a_model_with_other_weights_among_them_takes_its_layers_one_by_one(tmp_path, calls):

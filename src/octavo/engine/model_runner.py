@@ -22,7 +22,8 @@ class ModelRunner:
     def __init__(self, loaded: LoadedModel, cache: KVCache, graphs: GraphRunner | None = None) -> None:
         """`graphs` runs the decode steps that it does not refuse, for who asks for that."""
         self._model = loaded.model
-        self._sampled: Tensor | None = None  # which tokens of the latest batch are; None for all
+        self._sampled: Tensor | None = None  # which rows of the latest hidden states are; None for all
+        self.every_state = True  # whether `forward` has to give those of tokens that are not sampled after
         self.cache = cache
         self.graphs = graphs
 
@@ -34,6 +35,7 @@ class ModelRunner:
     def forward(self, batch: StepBatch, following: Following | None = None) -> Tensor:
         """Hidden states [T, H] after the last norm, of every token in batch order. Stores the K/V of each.
 
+        Without `every_state` they are [R, H], of the tokens that are sampled after.
         With `following`, tokens that the host does not know yet come from there. Waits for nothing. In inference mode.
         """
         beside = _one_each(batch) if all(row.sample and len(row.token_ids) == 1 for row in batch.rows) else _any(batch)
@@ -44,12 +46,14 @@ class ModelRunner:
         token_ids, positions, *more = self.cache.plan(batch, beside)
         if following is not None:
             token_ids = _picked(token_ids, more.pop(), following.drawn)
-        self._sampled = more[0] if more else None
-        inputs = ForwardInputs(token_ids, positions, limit=max([row.rope_stop for row in batch.rows]))
+        sampled = more[0] if more else None
+        self._sampled = sampled if self.every_state else None
+        limit = max([row.rope_stop for row in batch.rows])
+        inputs = ForwardInputs(token_ids, positions, limit, None if self.every_state else sampled)
         return self._model.forward(inputs, self.cache)
 
     def sampled(self, hidden: Tensor) -> Tensor:
-        """Of `hidden` [T, H], of the latest batch, the last token's row of each request that asks for a sample."""
+        """Of `hidden`, which the latest `forward` gave, the last token's row of each request that asks for a sample."""
         return hidden if self._sampled is None else hidden[self._sampled]
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -96,6 +96,7 @@ class StepRunner:
     def _forward(self, step: ScheduledStep, before: LaunchedStep | None) -> Tensor:
         """Logits [R, V] of the rows that are sampled."""
         following = _following(step, before)
+        self._runner.every_state = any(self._lives[state.request.request_id].reads_hidden for state in step.states)
         hidden = self._runner.forward(step.batch) if following is None else self._runner.forward(step.batch, following)
         self._read_prompts(step, hidden)
         return self._runner.logits(self._runner.sampled(hidden))

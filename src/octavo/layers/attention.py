@@ -62,17 +62,29 @@ class Attention:
             return None
         return AttentionWeights(qkv, o, self._weights.bias, self._weights.norms)
 
-    def __call__(self, x: Tensor, rotation: Rotation, cache: AttentionCache) -> Tensor:
-        """x [T, H] -> [T, H] in float32 or the compute dtype. Norms, rotation and attention are float32."""
-        return self._o_proj(self._attend(self._qkv_proj.product(x), rotation, cache))
+    def __call__(self, x: Tensor, rotation: Rotation, cache: AttentionCache, rows: Tensor | None = None) -> Tensor:
+        """x [T, H] -> [T, H], or [R, H] of `rows` [R], in float32 or the compute dtype. Norms, rotation and attention
+        are float32.
+        """
+        return self._o_proj(self._attend(self._qkv_proj.product(x), rotation, cache, rows))
 
     def add_to(
-        self, stream: Residual, norm: RMSNorm, next_norm: RMSNorm, rotation: Rotation, cache: AttentionCache
+        self,
+        stream: Residual,
+        norm: RMSNorm,
+        next_norm: RMSNorm,
+        rotation: Rotation,
+        cache: AttentionCache,
+        rows: Tensor | None = None,
     ) -> None:
-        """Add `self(norm(x))` to the stream's x, which is seen through `next_norm` next."""
+        """Add `self(norm(x))` to the stream's x, seen through `next_norm` next; of that `rows` stay, if given."""
         qkv = stream.product(norm, self._qkv_proj)
-        stream.add_product(self._o_proj, self._attend(qkv, rotation, cache), next_norm)
+        attended = self._attend(qkv, rotation, cache, rows)
+        if rows is not None:
+            stream.keep(rows)
+        stream.add_product(self._o_proj, attended, next_norm)
 
-    def _attend(self, qkv: Tensor, rotation: Rotation, cache: AttentionCache) -> Tensor:
+    def _attend(self, qkv: Tensor, rotation: Rotation, cache: AttentionCache, rows: Tensor | None) -> Tensor:
         attended = cache.attend_qkv(self._layer, qkv, rotation, self._weights, self._dtype)
-        return attended.view(qkv.shape[-2], -1)
+        attended = attended.view(qkv.shape[-2], attended.shape[-2] * attended.shape[-1])
+        return attended if rows is None else attended[rows]

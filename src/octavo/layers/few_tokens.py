@@ -21,6 +21,11 @@ class FewTokens:
         served = len(weights) == len(blocks) > 0
         self._blocks = CompiledBlocks(weights, norm.weight, norm.eps) if served else None
 
+    @property
+    def serves(self) -> bool:
+        """Whether compiled kernels serve every block: with those a row is the same whatever rows are beside it."""
+        return self._blocks is not None
+
     def run(self, x: Tensor, rotations: Sequence[Rotation], cache: AttentionCache) -> Tensor | None:
         """x [T, H] float32 through all blocks and the norm: [T, H] float32, bit for bit what one by one gives.
 

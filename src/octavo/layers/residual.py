@@ -38,6 +38,11 @@ class Residual:
         y = None if half is None else linear.gated_of_half(half, activation)
         return linear.gated(self.normed(norm), activation) if y is None else y
 
+    def keep(self, rows: Tensor) -> None:
+        """Go on with the rows [R] alone."""
+        assert self._pending is None, "a sum is pending"
+        self._x, self._half = self._x[rows], None
+
     def add(self, y: Tensor) -> None:
         """x += y [T, H], of any floating dtype, or in parts [S, T, H]."""
         assert self._pending is None, "a sum is pending already"

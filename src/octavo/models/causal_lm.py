@@ -30,7 +30,7 @@ class CausalLM(Protocol):
         ...
 
     def forward(self, inputs: ForwardInputs, cache: AttentionCache) -> Tensor:
-        """Final hidden states [T, H] float32 of the packed tokens."""
+        """Final hidden states float32, [T, H] of the packed tokens or [R, H] of those that are wanted."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

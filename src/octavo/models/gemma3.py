@@ -42,11 +42,21 @@ class Gemma3Block:
         return block_weights(self._attention, self._mlp, norms, rotation)
 
     def __call__(
-        self, x: Tensor, y: Tensor | None, y_norm: RMSNorm | None, rotation: Rotation, cache: AttentionCache
-    ) -> Tensor:
-        """Adds to x [T, H] in place: first y_norm(y), if anything. Returns what `post_mlp_norm` has to see next."""
-        attended = self._attention(self._input_norm.after_(x, y, y_norm), rotation, cache)
-        return self._mlp(self._pre_mlp_norm.after_(x, attended, self._post_attention_norm))
+        self,
+        x: Tensor,
+        y: Tensor | None,
+        y_norm: RMSNorm | None,
+        rotation: Rotation,
+        cache: AttentionCache,
+        rows: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Adds to x [T, H] in place: first y_norm(y), if anything. Returns x, and what `post_mlp_norm` has to see next.
+
+        Once K/V are stored, goes on with `rows` [R] alone, if given.
+        """
+        attended = self._attention(self._input_norm.after_(x, y, y_norm), rotation, cache, rows)
+        x = x if rows is None else x[rows]
+        return x, self._mlp(self._pre_mlp_norm.after_(x, attended, self._post_attention_norm))
 
 
 class Gemma3ForCausalLM:
@@ -89,12 +99,13 @@ class Gemma3ForCausalLM:
         rotation = {kind: rotary.at(inputs.positions, inputs.limit) for kind, rotary in self._rotary.items()}
         few = self._few.run(x, [rotation[kind] for kind in _ROTATIONS], cache)
         if few is not None:
-            return few
-        y, y_norm = None, None
+            return inputs.of_wanted(few)
+        y, y_norm, rows = None, None, inputs.wanted if self._few.serves else None
         for block, kind in zip(self._blocks, self._layer_types, strict=True):
-            y = block(x, y, y_norm, rotation[kind], cache)
+            x, y = block(x, y, y_norm, rotation[kind], cache, rows if block is self._blocks[-1] else None)
             y_norm = block.post_mlp_norm
-        return self._norm.after_(x, y, y_norm)
+        hidden = self._norm.after_(x, y, y_norm)
+        return hidden if rows is not None else inputs.of_wanted(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits = self._head(hidden)

@@ -34,9 +34,16 @@ class LlamaBlock:
         """See `FewTokens`."""
         return block_weights(self._attention, self._mlp, (self.input_norm, None, self._mlp_norm, None))
 
-    def __call__(self, stream: Residual, next_norm: RMSNorm | None, rotation: Rotation, cache: AttentionCache) -> None:
-        """`next_norm` is that of the block after this one."""
-        self._attention.add_to(stream, self.input_norm, self._mlp_norm, rotation, cache)
+    def __call__(
+        self,
+        stream: Residual,
+        next_norm: RMSNorm | None,
+        rotation: Rotation,
+        cache: AttentionCache,
+        rows: Tensor | None = None,
+    ) -> None:
+        """`next_norm` is that of the block after this one. Of x, `rows` [R] stay once K/V are stored, if given."""
+        self._attention.add_to(stream, self.input_norm, self._mlp_norm, rotation, cache, rows)
         self._mlp.add_to(stream, self._mlp_norm, next_norm)
 
 
@@ -86,12 +93,14 @@ class LlamaForCausalLM:
         rotation = self._rotary.at(inputs.positions, inputs.limit)
         few = self._few.run(x, (rotation,), cache)
         if few is not None:
-            return few
-        stream = Residual(x)
+            return inputs.of_wanted(few)
+        stream, rows = Residual(x), inputs.wanted if self._few.serves else None
         for i, block in enumerate(self._blocks):
             last = i + 1 == len(self._blocks)
-            block(stream, None if last else self._blocks[i + 1].input_norm, rotation, cache)
-        return stream.normed(self._norm)
+            next_norm = None if last else self._blocks[i + 1].input_norm
+            block(stream, next_norm, rotation, cache, rows if last else None)
+        hidden = stream.normed(self._norm)
+        return hidden if rows is not None else inputs.of_wanted(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._head(hidden)
