@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from attention_cases import Heads
@@ -53,6 +55,22 @@ def test_gates_are_what_they_are_after_the_product(count: int, gelu: bool, rows_
     for threads in (1, 3):
         library.set_threads(threads)
         assert torch.equal(gate_up.gated(x, gelu), apart)
+
+
+def test_a_thread_that_has_no_memory_yet_serves_no_rows() -> None:
+    gate_up, down = (
+        PackedAffine([draw_matrix(64, 96, 4, 32, "minimum")]),
+        PackedAffine([draw_matrix(40, 32, 8, 32, "zero")]),
+    )
+    x = draw_rows(1, 96)[:0]
+    with ThreadPoolExecutor(1) as fresh:
+        calls = [
+            lambda: gate_up.gated_mlp(x, False, down),
+            lambda: gate_up.gated(x, False),
+            lambda: gate_up.multiply(x),
+        ]
+        shapes = [tuple(fresh.submit(call).result().shape) for call in calls]
+    assert shapes == [(0, 40), (0, 32), (0, 64)]
 
 
 @pytest.mark.parametrize("normed", [False, True])

@@ -27,6 +27,7 @@ int32_t octavo_attend_qkv(float *x, int64_t tokens, int64_t dim, const octavo_ro
 int32_t octavo_gated_mlp(const float *x, int64_t rows, int64_t columns, const octavo_weight *gate_up,
                          int32_t gate_up_parts, int64_t width, int32_t gelu, const octavo_weight *down,
                          int32_t down_parts, float *y) {
+    if (rows <= 0) return 0;
     int64_t y_width = 0;
     for (int32_t i = 0; i < down_parts; i++) y_width += down[i].rows;
     float *gated = octavo_scratch(SCRATCH_LAYER, rows * width * 4);
