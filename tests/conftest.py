@@ -18,12 +18,22 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import torch
-
 from tests.kernels.triton.interpreter import prepare_interpreter
 
+
+def sees_gpu() -> bool:
+    """Whether torch does. It takes seconds to import, also in the process that only hands out tests, so it is asked
+    only where some kind of GPU has a device file.
+    """
+    if not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")):
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
 # Triton reads this when it is imported, by whichever library: without a GPU its kernels run under its interpreter.
-if not torch.cuda.is_available():
+if not sees_gpu():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # A shell that starts the tests in the background has them ignore interrupts, and every process that they start.
