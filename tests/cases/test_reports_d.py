@@ -15,6 +15,7 @@ from octavo.llm import LLM
 from octavo.outputs import TokenLogprobs
 from octavo.sampling_params import SamplingParams
 from octavo.step_batch import StorageKind
+from tests.combinations import by_day
 from tests.engine.test_no_leaks import poison
 from tests.engine.tiny_engines import GREEDY_12, Driver, Outcome, alone, prompt_of
 
@@ -23,6 +24,10 @@ FEW = SamplingParams(max_tokens=4, ignore_eos=True)
 CASES = ["llama", "gemma3", "mistral-window-5"]
 every_case = pytest.mark.parametrize("case", CASES)
 both_storages = pytest.mark.parametrize("storage", list(StorageKind), ids=lambda kind: kind.value)
+
+
+def as_id(value: object) -> str:
+    return value.value if isinstance(value, StorageKind) else str(value)
 
 
 class DeviceLost(BaseException):
@@ -59,9 +64,11 @@ def count_tokens(driver: Driver) -> list[int]:
 # -- R020: the whole prompt is in the cache -----------------------------------------------------------------------
 
 
-@every_case
-@both_storages
-@pytest.mark.parametrize("length", [*(k * BLOCK + d for k in (1, 2, 3) for d in (-1, 0, 1)), 6 * BLOCK])
+@pytest.mark.parametrize(
+    ("length", "case", "storage"),
+    by_day([*(k * BLOCK + d for k in (1, 2, 3) for d in (-1, 0, 1)), 6 * BLOCK], CASES, list(StorageKind)),
+    ids=as_id,
+)
 def test_r020_a_prompt_sent_again_leaves_a_token_to_compute_and_gets_the_same_answer(load, case, storage, length):
     loaded, prompt = load(case), prompt_of(length)
     expected = alone(loaded, prompt, FEW)
@@ -105,10 +112,11 @@ def test_r020_the_same_text_again_has_the_same_answer_and_it_is_not_empty(direct
 # -- R021: a block is shared only once its K/V is written ---------------------------------------------------------
 
 
-@every_case
-@both_storages
-@pytest.mark.parametrize("length", [2 * BLOCK, 2 * BLOCK + 5])
-@pytest.mark.parametrize("prefix_cache", [True, False])
+@pytest.mark.parametrize(
+    ("prefix_cache", "length", "case", "storage"),
+    by_day((True, False), (2 * BLOCK, 2 * BLOCK + 5), CASES, list(StorageKind)),
+    ids=as_id,
+)
 def test_r021_the_same_prompt_twice_at_once_gives_what_it_gives_alone(load, case, storage, length, prefix_cache):
     """Where blocks are shared, the second waits for those that the first computes; else both are one step."""
     loaded, prompt = load(case), prompt_of(length)
@@ -124,9 +132,7 @@ def test_r021_the_same_prompt_twice_at_once_gives_what_it_gives_alone(load, case
     driver.assert_idle()
 
 
-@every_case
-@both_storages
-@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+@pytest.mark.parametrize(("steps", "case", "storage"), by_day((1, 2, 3, 4), CASES, list(StorageKind)), ids=as_id)
 def test_r021_the_same_prompt_amid_a_chunked_prefill_waits_until_all_it_shares_is_written(load, case, storage, steps):
     """Beside it comes a prompt with nothing in common, which overtakes it."""
     loaded, prompt, other = load(case), prompt_of(80), prompt_of(40, seed=1)

@@ -91,8 +91,11 @@ def test_r045_a_slot_that_another_request_had_gives_what_a_fresh_one_gives(load:
 # -- R047: a prefix whose blocks are there and whose state is not ----------------------------------------------------
 
 
-@pytest.mark.parametrize("storage", STORAGES, ids=lambda s: s.value)
-@pytest.mark.parametrize("case", WINDOWED)
+@pytest.mark.parametrize(
+    ("case", "storage"),
+    by_day(WINDOWED, STORAGES),
+    ids=lambda value: value.value if isinstance(value, StorageKind) else value,
+)
 def test_r047_a_prefix_is_taken_only_as_far_as_the_state_of_every_layer_is_there(
     load: Load, case: str, storage: StorageKind
 ) -> None:

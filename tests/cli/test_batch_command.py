@@ -69,7 +69,9 @@ def test_a_batch_with_nothing_left_to_do_needs_no_model_and_no_torch(requests, t
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "how", [signal.SIGKILL, signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)]
+)
 def test_a_batch_that_was_killed_goes_on_where_it_was(octavo, model, requests, tmp_path, how):
     out = tmp_path / "out.jsonl"
     source = requests(lines(["The harbour"] * 12, max_tokens=240, ignore_eos=True, temperature=0))

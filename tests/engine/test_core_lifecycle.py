@@ -16,6 +16,7 @@ from octavo.errors import InvalidRequest
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
 from octavo.step_batch import StorageKind
+from tests.combinations import by_day
 from tests.engine.broken_steps import fail_once, run_through
 from tests.engine.tiny_engines import GREEDY_12, STORAGES, Driver, alone, prompt_of
 from tests.tiny_models import EOS_TOKEN_ID
@@ -124,12 +125,12 @@ def test_a_request_whose_logits_break_ends_with_its_error_while_others_go_on(loa
     driver.assert_idle()
 
 
-@pytest.mark.parametrize("failing", range(6))
-@pytest.mark.parametrize("part", ["runner.forward", "_steps._sampler.draw", "_steps._on_logits"])
 @pytest.mark.parametrize(
-    ("case", "storage"),
-    [(case, storage) for case in ("llama", "gemma3") for storage in STORAGES],
-    ids=lambda value: value if isinstance(value, str) else value.value,
+    ("case", "storage", "part", "failing"),
+    by_day(
+        ("llama", "gemma3"), STORAGES, ("runner.forward", "_steps._sampler.draw", "_steps._on_logits"), tuple(range(6))
+    ),
+    ids=lambda value: value.value if isinstance(value, StorageKind) else str(value),
 )
 def test_a_step_that_is_interrupted_loses_nothing(load, case, storage, failing, part, monkeypatch):
     """Wherever a step is broken off, the same requests go on with the next one as if it had not happened."""

@@ -12,6 +12,7 @@ from octavo.engine.loaded_model import share_weights
 from octavo.llm import LLM
 from octavo.sampling_params import SamplingParams
 from octavo.step_batch import StorageKind
+from tests.combinations import by_day
 from tests.engine.broken_steps import fail_once, run_through
 from tests.engine.tiny_engines import GREEDY_12, Driver, alone, prompt_of
 from tests.tiny_models import EOS_TOKEN_ID
@@ -95,9 +96,10 @@ def test_requests_that_share_a_prompt_with_one_that_runs_get_copies(load, case):
     driver.assert_idle()
 
 
-@pytest.mark.parametrize("failing", range(5))
-@pytest.mark.parametrize("part", ["runner.forward", "_steps._sampler.draw"])
-@pytest.mark.parametrize("case", ["llama", "gemma3", "mistral-window-5"])
+@pytest.mark.parametrize(
+    ("case", "part", "failing"),
+    by_day(("llama", "gemma3", "mistral-window-5"), ("runner.forward", "_steps._sampler.draw"), tuple(range(5))),
+)
 def test_a_step_that_fails_after_a_ring_was_restored_is_made_up_for(load, case, part, failing, monkeypatch):
     loaded = load(case)
     driver = Driver(loaded, DENSE, max_num_seqs=2, prefill_chunk=24)

@@ -260,10 +260,12 @@ def undisturbed(request, load) -> tuple[StorageKind, GrammarDriver]:
     return request.param, slow
 
 
-@pytest.mark.parametrize("failing", range(2, 7))
-@pytest.mark.parametrize(("part", "failure"), [("runner.forward", BrokenOff), ("_steps._sampler.draw", RuntimeError)])
-def test_a_step_of_forced_tokens_that_fails_is_done_again(load, undisturbed, part, failing, failure, monkeypatch):
-    storage, slow = undisturbed
+FAILURES = {"runner.forward": BrokenOff, "_steps._sampler.draw": RuntimeError}
+
+
+@pytest.mark.parametrize(("failing", "part"), by_day(range(2, 7), tuple(FAILURES)))
+def test_a_step_of_forced_tokens_that_fails_is_done_again(load, undisturbed, part, failing, monkeypatch):
+    (storage, slow), failure = undisturbed, FAILURES[part]
     fast = with_two_lists(load("gemma3-window-5"), storage, fast_forward=True)
     fail_once(monkeypatch, fast.core, part, failing, failure)
     assert run_through(fast) == (failure is BrokenOff)

@@ -18,6 +18,9 @@ import httpx
 import pytest
 from server_process import ServerProcess, fake_server, octavo_serve
 
+from tests.cli.conftest import Run
+from tests.cli.conftest import octavo as octavo
+
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes and signals of POSIX")
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 SLOW = {"endless": True, "step_s": 0.05}
@@ -257,25 +260,25 @@ def test_a_second_server_on_a_port_ends_and_the_first_goes_on() -> None:
         (("--host", "203.0.113.9"), "203.0.113.9"),
         (("--host", "no.such.invalid"), "no.such.invalid"),
         (("--api-key-file", "/no/such/file"), "/no/such/file"),
+        (("--api-key", ""), "API key"),
         (("--tls-cert", "/no/cert", "--tls-key", "/no/key"), "/no/cert"),
         (("--tls-cert", "/no/cert"), "--tls-key"),
         (("--log-level", "loud"), "loud"),
         (("--max-queue", -1), "-1"),
         (("--parallel", 0), "--parallel"),
-        (("-m", "/no/such/model"), "/no/such/model"),
         (("--root-path", "llm/"), "--root-path"),
         (("--cors-origin", "page.example"), "--cors-origin"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_cannot_be_is_one_line_and_status_2(arguments: tuple[object, ...], said: str) -> None:
-    with octavo_serve(*arguments) as server:
-        assert said in only_error(server)
+def test_what_cannot_be_is_one_line_and_status_2(octavo: Run, arguments: tuple[object, ...], said: str) -> None:
+    done = octavo("serve", "--port", 0, *arguments)
+    assert done.status == 2 and said in done.error
 
 
-def test_an_empty_key_is_refused_not_ignored() -> None:
-    with octavo_serve("--api-key", "") as server:
-        assert "API key" in only_error(server)
+def test_a_server_without_its_model_ends_with_one_line_and_status_2() -> None:
+    with octavo_serve("-m", "/no/such/model") as server:
+        assert "/no/such/model" in only_error(server)
 
 
 def test_a_key_with_a_password_is_refused_and_none_is_asked_for(certificate: tuple[Path, Path], tmp_path: Path) -> None:

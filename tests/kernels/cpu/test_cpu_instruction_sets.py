@@ -41,9 +41,12 @@ X86 = {
 }
 OTHER = {"neon": ((), ())}
 IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
+# To compile for one set takes longer than its tests. These two are sets of hardly any processor there is.
+RARE = ("avx512 without bw", "avx2 without fma")
+SETS = [pytest.param(each, marks=pytest.mark.nightly if each in RARE else ()) for each in (X86 if IS_X86 else OTHER)]
 
 
-@pytest.fixture(scope="module", params=X86 if IS_X86 else OTHER)
+@pytest.fixture(scope="module", params=SETS)
 def instructions(request, tmp_path_factory):
     """Every kernel of this module comes from a library compiled for these instructions."""
     needs, flags = (X86 if IS_X86 else OTHER)[request.param]
