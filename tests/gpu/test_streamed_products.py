@@ -131,8 +131,10 @@ def test_a_step_from_a_graph_has_the_bits_of_its_kernels_one_by_one(rows):
         assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("rows", [33, 64, 65, 100, 128, 129, 192, 256])
-@pytest.mark.parametrize(("n", "k"), [(4096, 2048), (2048, 6144), (4096, 14336)])
+@pytest.mark.parametrize("rows", [2, 8, 9, 16, 17, 32, 33, 64, 65, 100, 128, 129, 192, 256])
+@pytest.mark.parametrize(
+    ("n", "k"), [(2048, 2048), (4096, 2048), (2048, 6144), (6144, 4096), (4096, 4096), (4096, 14336)]
+)
 def test_measured_shapes_give_what_the_library_does(n, k, rows):
     x, weight = draw(rows, k), draw(n, k) / k**0.5
     packed, expected = SkinnyWeight(weight, SkinnyScratch(CUDA)), F.linear(x, weight).double()
@@ -144,7 +146,7 @@ def test_measured_shapes_give_what_the_library_does(n, k, rows):
     assert (parts is not None) == (tile is not None and tile.splits > 1)
 
 
-@pytest.mark.parametrize("rows", [33, 64, 65, 128, 200])
+@pytest.mark.parametrize("rows", [2, 8, 9, 16, 17, 32, 33, 64, 65, 128, 200])
 @pytest.mark.parametrize(("n", "k"), [(6144, 2048), (14336, 4096)])
 def test_measured_gates_give_what_the_library_does(n, k, rows):
     x, weight = draw(rows, k), draw(2 * n, k) / k**0.5

@@ -85,6 +85,14 @@ def test_the_more_sequences_stay_whole_the_narrower_are_their_tiles():
     assert some.block_n == 2 * many.block_n
 
 
+def test_a_long_sequence_alone_is_cut_finer_where_heads_are_projected_as_they_attend():
+    (usual, many), (few, some) = (choose(128, 16, 8, np.array([30_000]), group=group)[::2] for group in (4, 2))
+    assert (usual.block_n, many) == (32, 66)
+    assert (few.block_n, some) == (64, 49)
+    short, _, most = choose(128, 16, 8, np.array([20_000]), group=4)
+    assert (short.block_n, most) == (64, 33)
+
+
 def test_items_with_most_columns_are_begun_first_and_those_with_none_last():
     work = build_work_list(rows_of([100, 700, 0, 300]), chunk=400, capacity=7)
     begun = work.longest_first

@@ -35,7 +35,7 @@ def test_chunks_of_long_sequences_are_merged(dim):
 @pytest.mark.skipif(not GPU, reason="torch sees no CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("heads", [(16, 8, 128), (32, 8, 128), (32, 8, 64), (24, 4, 256)], ids=str)
-@pytest.mark.parametrize("lengths", [(5000,), (256, 257), (700, 3, 8191, 64, 1, 1025, 100, 2048)], ids=str)
+@pytest.mark.parametrize("lengths", [(5000,), (30_000,), (256, 257), (700, 3, 8191, 64, 1, 1025, 100, 2048)], ids=str)
 def test_long_contexts_agree_on_the_device(lengths, heads, dtype):
     step = Step(lengths, heads=heads, dtype=dtype)
     step.plan(fixed=True)

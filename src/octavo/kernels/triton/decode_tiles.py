@@ -42,6 +42,8 @@ class HeadSettings:
     `many`: they make at least `many_from`, and none has more columns than one of `many_slots` programs at a time has in
     all; each stays whole, for the longest are begun first. `some`: the same of fewer, in wider tiles.
     `long`: at least `long_from` columns times K/V heads.
+    `alone`: one sequence of at least `alone_from` columns whose query heads share a K/V head by `PROJECTED_GROUP` and
+    more, so that the kernel that attends projects, too. Shorter ones take the usual: `few` was not measured for it.
     """
 
     usual: Setting
@@ -57,7 +59,11 @@ class HeadSettings:
     some_slots: int = 264
     long: Setting | None = None
     long_from: int = 1 << 20
+    alone: Setting | None = None
+    alone_from: int = 24_576
 
+
+PROJECTED_GROUP = 4  # query heads per K/V head from which on `decode_projected.py` serves a step of one row
 
 _NARROW = Setting(DecodeTile(32, 1, 3), 1056, 1056)
 
@@ -66,9 +72,11 @@ _SETTINGS = {
     (16, 64): HeadSettings(Setting(DecodeTile(32, 1, 4), 528, 528)),
     (16, 128): HeadSettings(
         Setting(DecodeTile(64, 4, 3), 264, 384),
-        full=DecodeTile(32, 2, 4),
+        few=Setting(DecodeTile(64, 4, 2), 396, 384),
+        full=DecodeTile(32, 2, 3),
         many=DecodeTile(32, 2, 3),
         some=DecodeTile(64, 4, 3),
+        alone=Setting(DecodeTile(32, 2, 3), 528, 528),
     ),
     (16, 256): HeadSettings(Setting(DecodeTile(32, 4, 3), 264, 384), few=Setting(DecodeTile(64, 8, 3), 132, 264)),
     (8, 64): HeadSettings(_NARROW),
@@ -93,11 +101,11 @@ LEAST_CHUNK = 64
 
 
 def choose(
-    dim: int, bits: int, num_kv_heads: int, lengths: NDArray[np.int64], codes: bool = False
+    dim: int, bits: int, num_kv_heads: int, lengths: NDArray[np.int64], codes: bool = False, *, group: int = 1
 ) -> tuple[DecodeTile, int, int]:
     """Tile, chunk length and most chunks for sequences that see `lengths` columns, stored in `bits` per element.
 
-    `codes` is for the kernel that `decode_codes.py` has.
+    `codes` is for the kernel that `decode_codes.py` has; `group` query heads share a K/V head.
 
     How many chunks there may be depends on the number of `lengths`, those of 0 too, and on the kind of load; not on how
     long they are.
@@ -116,7 +124,9 @@ def choose(
     if settings.some is not None and not even and slots >= settings.some_slots:
         return settings.some, int(seen.max()), len(lengths)
     setting = settings.usual
-    if settings.long is not None and total * num_kv_heads >= settings.long_from:
+    if settings.alone is not None and len(lengths) == 1 and group >= PROJECTED_GROUP:
+        setting = settings.alone if total >= settings.alone_from else settings.usual
+    elif settings.long is not None and total * num_kv_heads >= settings.long_from:
         setting = settings.long
     elif settings.few is not None and even and least <= settings.few_programs:
         setting = settings.few

@@ -19,13 +19,13 @@ from octavo.kernels.triton.decode_merge import decode_merge
 from octavo.kernels.triton.decode_plan import ITEM_FIELDS, MERGE_FIELDS, DecodeRows, WorkList, build_work_list
 from octavo.kernels.triton.decode_split import decode_split
 from octavo.kernels.triton.decode_tiles import DecodeTile, choose
-from octavo.kernels.triton.streamed_table import LEAST_ROWS
 
 _CODECS = {"f32": 0, "f16": 0, "bf16": 0, "q8_0": 1, "q4_0": 2}
 _BITS = {"q8_0": 8, "q4_0": 4}
 CODE_ROWS = 8  # of queries in a program of the kernel for codes
 _WORDS = 3  # from here on, codes are read as 32-bit words: see `words.py`
 _ONE_WAVE = 528  # programs that are on an H200 at once
+_LETS_IN_FROM = 33  # rows, of which products stream their weights in kernels that are worth the room
 _MOST_ITEMS = 65_535  # of one launch: CUDA's limit of a grid's second dimension
 
 # Softmax weights are rounded to the 16 bits of the values' dtype, unless a sequence sees fewer columns than this: then
@@ -159,7 +159,9 @@ class PagedDecode:
         if continues and self._work is not None and self._work.advance(rows):
             self.plans_reused += 1
         else:
-            best_tile, best_chunk, most = choose(self._dim, spec.bits, spec.num_kv_heads, rows.lengths, codes)
+            best_tile, best_chunk, most = choose(
+                self._dim, spec.bits, spec.num_kv_heads, rows.lengths, codes, group=spec.group
+            )
             self._work = build_work_list(rows, chunk=chunk or best_chunk, capacity=capacity)
             if fixed:
                 self._work = self._work.padded(_fixed_capacity(self._work, most))
@@ -196,7 +198,7 @@ class PagedDecode:
         # Without a merge in between, programs that begin early would spread unevenly over the room that these leave.
         dependent = self._dependent and geometry.merges
         # Products whose weights stream ahead begin as soon as there is room, once all programs have begun.
-        lets_in = self._dependent and geometry.rows >= LEAST_ROWS and geometry.items * spec.num_kv_heads <= _ONE_WAVE
+        lets_in = self._dependent and geometry.rows >= _LETS_IN_FROM and geometry.items * spec.num_kv_heads <= _ONE_WAVE
         kernel, planes, tile_rows, form = self._codes_form(k, v) if geometry.codes else self._split_form(k, v)
         for first in range(0, geometry.items, _MOST_ITEMS):
             count = min(_MOST_ITEMS, geometry.items - first)

@@ -11,11 +11,12 @@ from octavo.kernels.rows import HeadWeights, Rotation
 from octavo.kernels.triton.decode_merge import decode_merge
 from octavo.kernels.triton.decode_plan import ITEM_FIELDS
 from octavo.kernels.triton.decode_projected import decode_projected
+from octavo.kernels.triton.decode_tiles import PROJECTED_GROUP
 from octavo.kernels.triton.launch import dependent_launch
 from octavo.kernels.triton.paged_decode import PagedDecode, StoredRows
 
 MOST_ROWS = 1  # sequences of a step, padding included: eight were no faster
-LEAST_GROUP = 4  # query heads per K/V head: with two it was no faster
+LEAST_GROUP = PROJECTED_GROUP  # with two query heads per K/V head it was no faster
 _WIDTHS = (64, 128, 256)
 
 
@@ -38,6 +39,7 @@ _TILES = {
     128: ProjectedTile(64, 4, 2),
     256: ProjectedTile(32, 4, 2),
 }
+_NARROW = ProjectedTile(32, 2, 3, ahead=2)  # where the plan is for tiles of 32 columns, of 128 elements
 
 
 def projects(decode: PagedDecode) -> bool:
@@ -66,7 +68,8 @@ def attend_projected(
     than the kernel in front: see `launch.py`.
     """
     spec, geometry = decode.spec, decode.geometry
-    norms, bias, tile = weights.norms, weights.bias, _TILES[spec.k_dim]
+    norms, bias = weights.norms, weights.bias
+    tile = _NARROW if spec.k_dim == 128 and geometry.tile.block_n == 32 else _TILES[spec.k_dim]
     items, partial, lse = decode.buffers
     dependent = dependent_launch(qkv.device)
     decode_projected[(spec.num_kv_heads, geometry.items)](

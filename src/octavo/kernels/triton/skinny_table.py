@@ -87,7 +87,7 @@ _DENSE: Mapping[Shape, Tiles] = {
         _swapped(64, 64, 128, 4),
     ),
     (4096, 4096): (
-        _sums(1, 4, 2048, 8),
+        _sums(1, 4, 1024, 4, ahead=4),
         *[_swapped(16, 64, 128, 4, 4)] * 2,
         _swapped(16, 128, 128, 4, 4),
         _swapped(16, 64, 128, 4, 4),
@@ -105,7 +105,7 @@ _DENSE: Mapping[Shape, Tiles] = {
         _swapped(64, 64, 128, 4, 2),
     ),
     (128256, 4096): (
-        _sums(1, 1, 1024, 1),
+        _sums(1, 2, 512, 1, ahead=2),
         *[_swapped(8, 64, 256, 3)] * 3,
         _swapped(16, 128, 128, 3),
         _swapped(32, 64, 128, 3),

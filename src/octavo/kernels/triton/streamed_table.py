@@ -1,4 +1,4 @@
-"""Which products of tens of rows stream their weights on Hopper, in which tiles, as measured; None where others serve.
+"""Which products of several rows stream their weights on Hopper, in which tiles, as measured; None where others serve.
 
 Measured in decode steps on one NVIDIA H200 on 2026-11-30, Triton 3.6 (docs/log.md). There these come before the tiles
 of `skinny_table.py` and `gated_product.py`. Chooses; knows no kernel.
@@ -30,23 +30,24 @@ class StreamedTile:
         return 4 if self.block_m == 64 else 8
 
 
-LEAST_ROWS = 33
-_ROWS = (64, 128, 256)  # a setting serves all counts of rows up to its own
+LEAST_ROWS = 2
+_ROWS = (8, 16, 32, 64, 128, 256)  # a setting serves all counts of rows up to its own
 
 Tiles = tuple[StreamedTile | None, ...]  # one for each of _ROWS
 
 _T = StreamedTile
 
 PRODUCTS: Mapping[tuple[int, int], Tiles] = {
-    (2048, 2048): (_T(64, 64, 64, 6, 4), None, None),
-    (2048, 6144): (_T(64, 64, 64, 8, 4), _T(128, 64, 64, 6, 4), None),
-    (6144, 4096): (_T(64, 64, 64, 6, 2), None, None),
-    (4096, 4096): (_T(64, 64, 64, 6, 2), None, None),
-    (4096, 14336): (_T(64, 64, 64, 8, 2), None, None),
+    (2048, 2048): (_T(64, 64, 64, 8, 2), None, _T(64, 64, 64, 6, 4), _T(64, 64, 64, 6, 4), None, None),
+    (4096, 2048): (None, None, _T(64, 64, 64, 8, 2), None, None, None),
+    (2048, 6144): (None, None, None, _T(64, 64, 64, 8, 4), _T(128, 64, 64, 6, 4), None),
+    (6144, 4096): (None, None, _T(64, 128, 64, 6, 2), _T(64, 64, 64, 6, 2), None, None),
+    (4096, 4096): (None, None, None, _T(64, 64, 64, 6, 2), None, None),
+    (4096, 14336): (None, None, None, _T(64, 64, 64, 8, 2), None, None),
 }
 GATED: Mapping[tuple[int, int], Tiles] = {
-    (6144, 2048): (_T(64, 32, 64, 6), _T(128, 64, 64, 6), None),
-    (14336, 4096): (_T(64, 64, 128, 2), None, None),
+    (6144, 2048): (None, None, _T(64, 64, 64, 8), _T(64, 32, 64, 6), _T(128, 64, 64, 6), None),
+    (14336, 4096): (_T(64, 128, 64, 4), _T(64, 128, 64, 4), _T(64, 128, 64, 4), _T(64, 64, 128, 2), None, None),
 }
 
 
