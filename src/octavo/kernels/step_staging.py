@@ -5,6 +5,7 @@ Knows bytes and their places; what they mean is the business of whoever puts the
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ _ALIGNMENT = 16  # bytes; what Triton specialises pointers on
 _LEAST_BYTES = 1 << 20  # holds a large prompt step: with another buffer, all captured graphs would be worthless
 _HOST_BUFFERS = 4  # more than steps are ever under way, so that a buffer's last copy is over when its turn comes
 _MOST_VIEWS = 256
+_BY_KERNEL = 1 << 16  # bytes up to which a kernel's copy is over before a copy engine's would have begun
 _DTYPES: dict[str, torch.dtype] = {"int64": torch.int64, "int32": torch.int32}
 
 
@@ -32,6 +34,8 @@ class StepStaging:
         self._device = device
         self._used = self._needed = self._turn = self._room = 0
         self._buffer = torch.empty(0, dtype=torch.uint8, device=device)
+        self._words = self._buffer.view(torch.int64)
+        self._by_kernel = device.type == "cuda" and torch.version.cuda is not None and find_spec("triton") is not None
         self._views: dict[tuple[int, int, torch.dtype], Tensor] = {}
         self._hosts: list[_HostBuffer] = []
 
@@ -76,7 +80,13 @@ class StepStaging:
         """Have the device take over all that was put since `begin`. Waits for nothing."""
         if self._used:
             host = self._hosts[self._turn]
-            self._buffer[: self._used].copy_(host.tensor[: self._used], non_blocking=True)
+            if self._by_kernel and self._used <= _BY_KERNEL:
+                from octavo.kernels.triton.host_copy import copy_
+
+                words = -(-self._used // 8)
+                copy_(self._words[:words], host.words[:words])
+            else:
+                self._buffer[: self._used].copy_(host.tensor[: self._used], non_blocking=True)
             host.sent(self._device)
             self.uploaded_bytes += self._used
 
@@ -87,6 +97,7 @@ class StepStaging:
         self._views.clear()
         self._room = size
         self._buffer = torch.zeros(size, dtype=torch.uint8, device=self._device)
+        self._words = self._buffer.view(torch.int64)
         self._hosts = [_HostBuffer(size, pinned=self._device.type == "cuda") for _ in range(_HOST_BUFFERS)]
 
 
@@ -95,6 +106,7 @@ class _HostBuffer:
 
     def __init__(self, size: int, *, pinned: bool) -> None:
         self.tensor = torch.zeros(size, dtype=torch.uint8, pin_memory=pinned)
+        self.words = self.tensor.view(torch.int64)
         self.bytes: NDArray[np.uint8] = self.tensor.numpy()
         self._copied: torch.cuda.Event | None = None
 
