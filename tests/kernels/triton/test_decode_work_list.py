@@ -80,6 +80,14 @@ def test_many_sequences_stay_whole_unless_one_is_long(lengths, whole):
     assert (work.num_items == len(lengths)) == whole
 
 
+@pytest.mark.parametrize("rows", [50, 57, 85, 124])
+def test_padding_cuts_no_sequence_of_as_many_as_fill_the_card(rows):
+    lengths = np.array([1000] * (rows - 4) + [1400] * 4 + [0] * 4)
+    _, chunk, most = choose(128, 16, 8, lengths)
+    assert chunk >= lengths.max()
+    assert most >= len(lengths)
+
+
 def test_the_more_sequences_stay_whole_the_narrower_are_their_tiles():
     some, many = (choose(128, 16, 8, np.arange(rows) * 10 + 100)[0] for rows in (100, 200))
     assert some.block_n == 2 * many.block_n

@@ -37,6 +37,9 @@ class Setting:
 class HeadSettings:
     """`usual` for most loads, and what is better for some, if anything is.
 
+    A load is even if its longest sequence has at most `even_eighths` eighths of what its sequences have on average, and
+    ragged with more than 12. One between is cut into `uneven` programs.
+
     `few`: at most `few_programs` sequences times K/V heads: the widest tile that still fills the card.
     `full`: sequences alone make between `full_from` and `full_to` programs; each stays whole.
     `many`: they make at least `many_from`, and none has more columns than one of `many_slots` programs at a time has in
@@ -47,6 +50,8 @@ class HeadSettings:
     """
 
     usual: Setting
+    even_eighths: int = 12
+    uneven: int = 0
     few: Setting | None = None
     few_programs: int = 128
     full: DecodeTile | None = None
@@ -72,6 +77,8 @@ _SETTINGS = {
     (16, 64): HeadSettings(Setting(DecodeTile(32, 1, 4), 528, 528)),
     (16, 128): HeadSettings(
         Setting(DecodeTile(64, 4, 3), 264, 384),
+        even_eighths=9,
+        uneven=528,
         few=Setting(DecodeTile(64, 4, 2), 396, 384),
         full=DecodeTile(32, 2, 3),
         many=DecodeTile(32, 2, 3),
@@ -115,7 +122,8 @@ def choose(
     if not len(seen):
         return settings.usual.tile, LEAST_CHUNK, 0
     least, total = len(seen) * num_kv_heads, int(seen.sum())
-    even = int(seen.max()) * len(seen) * 2 <= total * 3
+    eighths = int(seen.max()) * len(seen) * 8
+    even, ragged = eighths <= total * settings.even_eighths, eighths > total * 12
     if settings.full is not None and even and settings.full_from <= least <= settings.full_to:
         return settings.full, int(seen.max()), len(lengths)
     slots = total * num_kv_heads // int(seen.max())
@@ -130,11 +138,12 @@ def choose(
         setting = settings.long
     elif settings.few is not None and even and least <= settings.few_programs:
         setting = settings.few
-    programs = setting.programs if even else setting.ragged
-    if not even and len(lengths) * num_kv_heads * 2 > programs:
+    programs = setting.programs if even else setting.ragged if ragged else settings.uneven
+    if ragged and len(lengths) * num_kv_heads * 2 > programs:
         programs = len(lengths) * num_kv_heads * RAGGED_CUTS
     most = max(len(lengths), programs // num_kv_heads)
-    return setting.tile, chunk_length(seen, most, LEAST_CHUNK), most
+    # Rows of padding give their chunks to nobody: a merge costs more than cutting a few sequences is worth.
+    return setting.tile, chunk_length(seen, max(len(seen), programs // num_kv_heads), LEAST_CHUNK), most
 
 
 def _settings(dim: int, bits: int, codes: bool = False) -> HeadSettings:
