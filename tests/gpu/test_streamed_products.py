@@ -131,7 +131,7 @@ def test_a_step_from_a_graph_has_the_bits_of_its_kernels_one_by_one(rows):
         assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("rows", [2, 8, 9, 16, 17, 32, 33, 64, 65, 100, 128, 129, 192, 256])
+@pytest.mark.parametrize("rows", [2, 8, 9, 16, 17, 32, 33, 64, 65, 100, 128, 129, 192, 224, 256])
 @pytest.mark.parametrize(
     ("n", "k"), [(2048, 2048), (4096, 2048), (2048, 6144), (6144, 4096), (4096, 4096), (4096, 14336)]
 )

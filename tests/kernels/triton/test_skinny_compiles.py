@@ -67,7 +67,7 @@ from octavo.kernels.triton.streamed_product import LAYOUT
 
 names, tiles = kernel.arg_names, set()
 for gated, table in ((False, streamed_table.PRODUCTS), (True, streamed_table.GATED)):
-    tiles |= {(gated, tile) for tile in chain.from_iterable(table.values()) if tile is not None}
+    tiles |= {(gated, tile) for tile in chain.from_iterable(each.values() for each in table.values())}
 for gated, tile in tiles:
     fixed = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "STAGES": tile.num_stages}
     fixed |= {"GATED": gated, "GELU": False, "DEPENDENT": True}

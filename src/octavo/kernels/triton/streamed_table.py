@@ -31,23 +31,53 @@ class StreamedTile:
 
 
 LEAST_ROWS = 2
-_ROWS = (8, 16, 32, 64, 128, 256)  # a setting serves all counts of rows up to its own
+_FEW = (8, 16, 32, 64)  # a setting serves all counts of rows up to its own,
+_STEP, _MOST = 32, 256  # and of more rows 32 counts of them, as steps of these are padded
 
-Tiles = tuple[StreamedTile | None, ...]  # one for each of _ROWS
+Tiles = Mapping[int, StreamedTile]  # by the most rows that one serves
 
 _T = StreamedTile
 
 PRODUCTS: Mapping[tuple[int, int], Tiles] = {
-    (2048, 2048): (_T(64, 64, 64, 8, 2), None, _T(64, 64, 64, 6, 4), _T(64, 64, 64, 6, 4), None, None),
-    (4096, 2048): (None, None, _T(64, 64, 64, 8, 2), None, None, None),
-    (2048, 6144): (None, None, None, _T(64, 64, 64, 8, 4), _T(128, 64, 64, 6, 4), None),
-    (6144, 4096): (None, None, _T(64, 128, 64, 6, 2), _T(64, 64, 64, 6, 2), None, None),
-    (4096, 4096): (None, None, None, _T(64, 64, 64, 6, 2), None, None),
-    (4096, 14336): (None, None, None, _T(64, 64, 64, 8, 2), None, None),
+    (2048, 2048): {8: _T(64, 64, 64, 8, 2), 32: _T(64, 64, 64, 6, 4), 64: _T(64, 64, 64, 6, 4)},
+    (4096, 2048): {32: _T(64, 64, 64, 8, 2)},
+    (2048, 6144): {
+        64: _T(64, 64, 64, 8, 4),
+        96: _T(128, 64, 64, 6, 4),
+        128: _T(128, 64, 64, 6, 4),
+        224: _T(128, 128, 64, 6, 4),
+    },
+    (6144, 4096): {32: _T(64, 128, 64, 6, 2), 64: _T(64, 64, 64, 6, 2)},
+    (4096, 4096): {
+        64: _T(64, 64, 64, 6, 2),
+        96: _T(128, 128, 64, 6, 4),
+        128: _T(128, 64, 64, 8, 2),
+        160: _T(64, 256, 64, 5, 2),
+        192: _T(64, 256, 64, 5, 2),
+        224: _T(128, 128, 64, 6, 2),
+    },
+    (4096, 14336): {
+        64: _T(64, 64, 64, 8, 2),
+        96: _T(128, 128, 64, 6, 4),
+        128: _T(128, 64, 64, 8, 2),
+        224: _T(128, 256, 64, 4, 4),
+        256: _T(128, 128, 64, 6, 2),
+    },
 }
 GATED: Mapping[tuple[int, int], Tiles] = {
-    (6144, 2048): (None, None, _T(64, 64, 64, 8), _T(64, 32, 64, 6), _T(128, 64, 64, 6), None),
-    (14336, 4096): (_T(64, 128, 64, 4), _T(64, 128, 64, 4), _T(64, 128, 64, 4), _T(64, 64, 128, 2), None, None),
+    (6144, 2048): {
+        32: _T(64, 64, 64, 8),
+        64: _T(64, 32, 64, 6),
+        96: _T(128, 64, 64, 6),
+        128: _T(128, 64, 64, 6),
+    },
+    (14336, 4096): {
+        8: _T(64, 128, 64, 4),
+        16: _T(64, 128, 64, 4),
+        32: _T(64, 128, 64, 4),
+        64: _T(64, 64, 128, 2),
+        128: _T(128, 64, 64, 3),
+    },
 }
 
 
@@ -62,6 +92,7 @@ def streamed_gated_tile(num_rows: int, n: int, k: int) -> StreamedTile | None:
 
 
 def _of(table: Mapping[tuple[int, int], Tiles], num_rows: int, shape: tuple[int, int]) -> StreamedTile | None:
-    if not LEAST_ROWS <= num_rows <= _ROWS[-1] or shape not in table:
+    if not LEAST_ROWS <= num_rows <= _MOST or shape not in table:
         return None
-    return table[shape][bisect_left(_ROWS, num_rows)]
+    most = _FEW[bisect_left(_FEW, num_rows)] if num_rows <= _FEW[-1] else -(-num_rows // _STEP) * _STEP
+    return table[shape].get(most)
