@@ -125,6 +125,8 @@ def test_a_product_that_depends_on_its_rows_is_found_out():
     assert differing_count([lambda x: x * 3], 16, CPU) is None
     assert differing_count([lambda x: x * (1 + (len(x) < 5))], 16, CPU) == COUNTS[0] == 1
     assert differing_count([lambda x: x, lambda x: x + (len(x) == 17)], 16, CPU) == 17
+    rare = [lambda x: x + (len(x) == 1) * (x > 3)]  # one number of seven hundred
+    assert differing_count(rare, 64, CPU) == 1, "not the last row alone is looked at"
 
 
 def checkpoint(*shapes):

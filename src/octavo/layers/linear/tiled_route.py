@@ -1,8 +1,9 @@
 """16-bit weights on a CPU, multiplied in tiles of at most 32 rows: the same bits for a row in every batch.
 
 oneDNN chooses blocking and instructions by shape, so a whole prefill and a single row differ in the last bits. In
-tiles of up to TILE rows over a weight packed for TILE rows it takes one kernel, which `differing_count` verifies for
-each shape at start-up; where it does not hold, every tile is padded to exactly TILE rows, which cannot differ.
+tiles of up to TILE rows over a weight packed for TILE rows it takes one kernel on most processors, which
+`differing_count` verifies for each shape at start-up. Where it does not hold (AVX-512 without bfloat16 has another
+kernel for a single row), every tile is padded to exactly TILE rows, which cannot differ.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -104,8 +106,7 @@ class TiledRoute:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, TILE)
         uniform = TiledWeight(packed, packed=True, uniform=True, num_bytes=num_bytes)
         if shape not in self._uniform:
-            products = (uniform.apply, uniform.apply_float32)
-            self._uniform[shape] = differing_count(products, shape[1], torch.device("cpu")) is None
+            self._uniform[shape] = _is_uniform(self._dtype) and _same_bits(uniform, shape[1])
             if not self._uniform[shape]:
                 logger.info(
                     "products of %d by %d weights are padded to %d rows: smaller ones differ here", *shape, TILE
@@ -116,6 +117,20 @@ class TiledRoute:
 
     def packed_bytes(self, shard: QuantTensor) -> int:
         return math.prod(shard.shape) * self._dtype.itemsize
+
+
+def _same_bits(weight: TiledWeight, columns: int) -> bool:
+    return differing_count((weight.apply, weight.apply_float32), columns, torch.device("cpu")) is None
+
+
+@cache
+def _is_uniform(dtype: torch.dtype) -> bool:
+    """Whether a weight of middling size gives rows the same bits at all counts. A small one's own probe might miss the
+    few bits that differ.
+    """
+    weight = torch.randn(256, 1024, generator=torch.Generator().manual_seed(1)).to(dtype)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, TILE)
+    return _same_bits(TiledWeight(packed, packed=True, uniform=True, num_bytes=0), weight.shape[1])
 
 
 def _can_pack(dtype: torch.dtype) -> bool:
