@@ -148,3 +148,6 @@ class MockModel:
         """[R, V]: all on the successor."""
         logits = torch.zeros(len(hidden), self._vocab_size)
         return logits.scatter_(1, self._successor[hidden.long()], 50.0)
+
+    def greedy(self, hidden: Tensor) -> Tensor | None:
+        return None

@@ -60,6 +60,10 @@ class ModelRunner:
         """Logits [R, V] float32 of hidden states [R, H]. A row's do not depend on the others. In inference mode."""
         return self._model.logits(hidden)
 
+    def greedy(self, hidden: Tensor) -> Tensor | None:
+        """What `greedy_tokens` gives of `logits`, [R] int64; None where these have to be written for it."""
+        return self._model.greedy(hidden)
+
     @torch.inference_mode()
     def execute(self, batch: StepBatch) -> Tensor:
         """Logits [R, V] float32 of the rows that ask for a sample, in batch order. Stores the K/V of every token."""

@@ -66,12 +66,13 @@ class StepRunner:
         rows = [live.sampler_row(row.stop) for live, (_, row) in zip(lives, pairs, strict=True)]
         pending = self._masks.begin([live.grammar for live in lives])
         plain = pending is None and self._on_logits is None and all(live.is_drawn_plainly for live in lives)
-        decoded = self._decode(step, before, rows if plain else None)
-        if decoded is not None and decoded.token_ids is not None:
-            return LaunchedStep(step, sampled, self._sampler.drawn(decoded.token_ids, rows, None), [])
-        logits = self._forward(step, before) if decoded is None else decoded.logits
-        assert logits is not None
+        draws = rows if plain else None
+        decoded = self._decode(step, before, draws) or self._forward(step, before, draws)
         rings = [self._runner.cache.ring_state(step.batch.rows[i].slot) for i in step.captures]
+        if decoded.token_ids is not None:
+            return LaunchedStep(step, sampled, self._sampler.drawn(decoded.token_ids, rows, None), rings)
+        logits = decoded.logits
+        assert logits is not None
         if self._on_logits is not None:
             for state, row in zip(sampled, logits, strict=True):
                 self._on_logits(state.request.request_id, row)
@@ -93,13 +94,18 @@ class StepRunner:
             return None
         return graphs.run(step.batch, _following(step, before), draws)
 
-    def _forward(self, step: ScheduledStep, before: LaunchedStep | None) -> Tensor:
-        """Logits [R, V] of the rows that are sampled."""
+    def _forward(self, step: ScheduledStep, before: LaunchedStep | None, draws: list[SamplerRow] | None) -> DecodedStep:
+        """Run a step up to its logits [R, V], or to its tokens if `draws` take the best and that needs no logits."""
         following = _following(step, before)
         self._runner.every_state = any(self._lives[state.request.request_id].reads_hidden for state in step.states)
         hidden = self._runner.forward(step.batch) if following is None else self._runner.forward(step.batch, following)
         self._read_prompts(step, hidden)
-        return self._runner.logits(self._runner.sampled(hidden))
+        hidden = self._runner.sampled(hidden)
+        if draws is not None and all(row.params.greedy for row in draws):
+            token_ids = self._runner.greedy(hidden)
+            if token_ids is not None:
+                return DecodedStep(token_ids, None)
+        return DecodedStep(None, self._runner.logits(hidden))
 
     @torch.inference_mode()
     def read(self, launched: LaunchedStep) -> SampleResult:

@@ -36,3 +36,10 @@ class CausalLM(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [R, H] float32 -> [R, V] float32."""
         ...
+
+    def greedy(self, hidden: Tensor) -> Tensor | None:
+        """hidden [R, H] float32 -> [R] int64: the lowest id of the largest of `logits`, -1 where that is not finite.
+
+        None where these have to be written for it.
+        """
+        ...

@@ -111,6 +111,9 @@ class Gemma3ForCausalLM:
         logits = self._head(hidden)
         return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
 
+    def greedy(self, hidden: Tensor) -> Tensor | None:
+        return None if self._softcap is not None else self._head.greedy(hidden)  # a cap makes equals of some
+
 
 def _block(config: ModelConfig, weights: WeightSource, i: int, spec: LayerSpec) -> Gemma3Block:
     layer, dtype = f"model.layers.{i}", weights.activation_dtype

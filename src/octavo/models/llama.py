@@ -105,6 +105,9 @@ class LlamaForCausalLM:
     def logits(self, hidden: Tensor) -> Tensor:
         return self._head(hidden)
 
+    def greedy(self, hidden: Tensor) -> Tensor | None:
+        return self._head.greedy(hidden)
+
 
 def attention_spec(config: ModelConfig, layer_type: str, *, scale: float | None = None) -> LayerSpec:
     """Spec of one attention layer of `config`; the score scale is 1/sqrt(head size) unless given."""

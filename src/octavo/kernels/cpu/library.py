@@ -74,6 +74,7 @@ _PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
     "octavo_pack": (None, (c_void_p, c_void_p, c_void_p, c_int64, POINTER(WeightPart))),
     "octavo_pack_blocks": (c_int32, (c_void_p, c_int64, c_void_p, c_int64, c_int32, POINTER(WeightPart))),
     "octavo_linear": (c_int32, (c_void_p, c_int32, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int64)),
+    "octavo_linear_greedy": (c_int32, (c_void_p, c_int32, c_int64, c_void_p, c_int64, c_int64, c_void_p)),
     "octavo_gated_linear": (
         c_int32,
         (c_void_p, c_int32, c_int64, c_void_p, c_int64, c_int64, c_int32, c_void_p),

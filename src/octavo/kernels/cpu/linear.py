@@ -14,6 +14,7 @@ from octavo.kernels.cpu.arena import WEIGHTS
 from octavo.kernels.cpu.matrices import Matrix
 
 _ALIGNMENT = 64
+_MOST_GREEDY_ROWS = 64  # as csrc/best_rows.h says
 
 
 class PackedAffine:
@@ -23,6 +24,7 @@ class PackedAffine:
         functions = library.load().functions
         assert functions is not None
         self._linear, self._lookup = functions.octavo_linear, functions.octavo_lookup
+        self._greedy = functions.octavo_linear_greedy
         self._gated, self._gated_mlp = functions.octavo_gated_linear, functions.octavo_gated_mlp
         self.num_rows = sum(matrix.num_rows for matrix in matrices)
         self.num_columns = matrices[0].num_columns
@@ -64,6 +66,28 @@ class PackedAffine:
         if failed:
             raise CapacityError(f"no memory is left to multiply {num_tokens} rows; shorten the prefill chunk")
         return y
+
+    def greedy(self, x: Tensor) -> Tensor | None:
+        """x [T, K] -> [T] int64: the first place of the largest of each row of `multiply`, which is not written, or -1
+        where that is not finite. None for more rows than are served.
+        """
+        if not 0 < len(x) <= _MOST_GREEDY_ROWS:
+            return None
+        x = x.float().contiguous()
+        assert x.shape[1] == self.num_columns, (x.shape, self.num_columns)
+        places = torch.empty(len(x), dtype=torch.int64)
+        failed = self._greedy(
+            self.pointer,
+            self.num_parts,
+            self.num_columns,
+            x.data_ptr(),
+            self.num_columns,
+            len(x),
+            places.data_ptr(),
+        )
+        if failed:
+            raise CapacityError(f"no memory is left to multiply {len(x)} rows; lower --max-num-seqs or --max-context")
+        return places
 
     def gated(self, x: Tensor, gelu: bool) -> Tensor:
         """x [T, K] -> activation(gates) · values [T, N / 2], where this matrix gives gates before values."""

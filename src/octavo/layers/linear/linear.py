@@ -79,3 +79,10 @@ class Head:
     def __call__(self, x: Tensor) -> Tensor:
         """x [R, H] float32 -> [R, V] float32, not rounded to the compute dtype."""
         return self._weight.apply_float32(x)
+
+    def greedy(self, x: Tensor) -> Tensor | None:
+        """x [R, H] float32 -> [R] int64: the lowest id of each row's largest logit, -1 if that is not finite.
+
+        None where no kernel finds it without writing logits.
+        """
+        return self._weight.packed.greedy(x) if isinstance(self._weight, AffineWeight) else None

@@ -11,6 +11,7 @@
 
 #include "activations.h"
 #include "amx.h"
+#include "best_rows.h"
 #include "codes.h"
 #include "fixed_amx.h"
 #include "fixed_products.h"
@@ -41,6 +42,7 @@ typedef struct {
     int64_t y_stride;
     int64_t gate_tiles; // 0: no gates; else so many tiles lie before those of the values
     int32_t gelu;
+    best_rows *best; // wanted instead of y, or NULL
 } product;
 
 #define TILE(bits, group, minimum)                                                                                  \
@@ -161,10 +163,13 @@ typedef struct {
     float *y;                // of x's row `row`
     int64_t y_stride;
     int past_caches;
+    int64_t column;   // of y
+    best_lanes *best; // of all rows of x, instead of y; or NULL
 } tile_task;
 
 static void store_row(const tile_task *t, int64_t row, const vf *acc) {
-    store_lanes(t->y + (row - t->row) * t->y_stride, acc, t->part->unit, t->count, t->past_caches);
+    if (t->best) keep_best(t->best + row, acc, t->part->unit, t->count, t->column);
+    else store_lanes(t->y + (row - t->row) * t->y_stride, acc, t->part->unit, t->count, t->past_caches);
 }
 
 static void multiply_rows(const product *p, const tile_task *t) {
@@ -232,9 +237,10 @@ static tile_task find_tile(const product *p, int64_t tile, int64_t row, int64_t 
         .row = row,
         .end = end,
         .count = part->rows - tile * LANES < LANES ? part->rows - tile * LANES : LANES,
-        .y = p->y + row * p->y_stride + column + tile * LANES,
+        .y = p->best ? NULL : p->y + row * p->y_stride + column + tile * LANES,
         .y_stride = p->y_stride,
         .past_caches = p->past_caches,
+        .column = column + tile * LANES,
     };
 }
 
@@ -271,14 +277,18 @@ static void multiply_gated(const product *p, tile_task gates, int64_t tile, int 
 // An item is one tile, or one of gates and one of values, for `rows_per_item` rows.
 static void multiply_item(void *job, int64_t first, int64_t last) {
     product *p = job;
+    best_lanes best[BEST_MOST_ROWS];
+    if (p->best) begin_best(best, p->rows);
     int configured = 0;
     for (int64_t item = first; item < last; item++) {
         const int64_t tile = item % p->tiles, row = item / p->tiles * p->rows_per_item;
         const int64_t end = row + p->rows_per_item < p->rows ? row + p->rows_per_item : p->rows;
-        const tile_task task = find_tile(p, tile, row, end);
+        tile_task task = find_tile(p, tile, row, end);
+        if (p->best) task.best = best;
         if (p->gate_tiles) multiply_gated(p, task, tile, &configured);
         else multiply_tile_rows(p, &task, &configured);
     }
+    if (p->best) merge_best(p->best, best, p->rows);
     if (p->past_caches) finish_streams();
 #if AMX
     if (configured) _tile_release();
@@ -344,6 +354,19 @@ int32_t octavo_linear(const octavo_weight *parts, int32_t num_parts, int64_t col
                  .spans = columns / SPAN, .y = y, .y_stride = y_stride};
     for (int32_t i = 0; i < num_parts; i++) p.tiles += (parts[i].rows + LANES - 1) / LANES;
     return multiply(&p);
+}
+
+int32_t octavo_linear_greedy(const octavo_weight *parts, int32_t num_parts, int64_t columns, const float *x,
+                             int64_t x_stride, int64_t rows, int64_t *index) {
+    if (rows <= 0) return 0;
+    best_rows best;
+    open_best(&best, rows);
+    product p = {.parts = parts, .num_parts = num_parts, .x = x, .x_stride = x_stride, .rows = rows,
+                 .spans = columns / SPAN, .best = &best};
+    for (int32_t i = 0; i < num_parts; i++) p.tiles += (parts[i].rows + LANES - 1) / LANES;
+    if (multiply(&p)) return 1;
+    close_best(&best, rows, index);
+    return 0;
 }
 
 int32_t octavo_gated_linear(const octavo_weight *parts, int32_t num_parts, int64_t columns, const float *x,

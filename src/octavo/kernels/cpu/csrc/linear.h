@@ -20,6 +20,11 @@ typedef struct {
 int32_t octavo_linear(const octavo_weight *parts, int32_t num_parts, int64_t columns, const float *x, int64_t x_stride,
                       int64_t rows, float *y, int64_t y_stride);
 
+// Of each of at most 64 rows of such a y, which is not written, the first place of the largest value; -1 where that is not
+// finite or there is a NaN. Returns as above.
+int32_t octavo_linear_greedy(const octavo_weight *parts, int32_t num_parts, int64_t columns, const float *x,
+                             int64_t x_stride, int64_t rows, int64_t *index);
+
 // y = activation(gates) * values [rows, width] of such a product with 2 * width rows of W, gates before values; SiLU, or
 // GELU in its tanh form. Returns as above.
 int32_t octavo_gated_linear(const octavo_weight *parts, int32_t num_parts, int64_t columns, const float *x,
