@@ -73,5 +73,8 @@ class Step:
             assert not torch.equal(theirs, before)
             # Sums of squares are added in another order: a key may round to a neighbour.
             assert (mine.float() - theirs.float()).abs().max() < 4e-3 * theirs.float().abs().max()
-        allowed = 2e-3 * expected.abs().max() if self.k.dtype == torch.bfloat16 else 1e-3
+        # The mean of tens of thousands of values is small: there 1e-3 would let a fault of one percent pass.
+        allowed = 2e-3 * float(expected.abs().max())
+        if self.k.dtype == torch.float16:
+            allowed = min(allowed, 1e-3)
         assert (out - expected).abs().max() < allowed < (out * 1.01 - expected).abs().max()
