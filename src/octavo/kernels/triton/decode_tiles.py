@@ -46,7 +46,7 @@ class HeadSettings:
     all; each stays whole, for the longest are begun first. `some`: the same of fewer, in wider tiles.
     `long`: at least `long_from` columns times K/V heads.
     `alone`: one sequence of at least `alone_from` columns whose query heads share a K/V head by `PROJECTED_GROUP` and
-    more, so that the kernel that attends projects, too. Shorter ones take the usual: `few` was not measured for it.
+    more, so that the kernel that attends projects, too. Shorter ones take the usual.
     """
 
     usual: Setting
@@ -79,7 +79,6 @@ _SETTINGS = {
         Setting(DecodeTile(64, 4, 3), 264, 384),
         even_eighths=9,
         uneven=528,
-        few=Setting(DecodeTile(64, 4, 2), 396, 384),
         full=DecodeTile(32, 2, 3),
         many=DecodeTile(32, 2, 3),
         some=DecodeTile(64, 4, 3),
