@@ -140,9 +140,9 @@ class MockModel:
         return torch.zeros(_DIM // 2)
 
     def forward(self, inputs: ForwardInputs, cache: AttentionCache) -> Tensor:
-        """[T, 1]: the token ids."""
+        """[T, 1], or [R, 1] of those that are wanted: the token ids."""
         time.sleep(self._step_s)
-        return inputs.token_ids[:, None].float()
+        return inputs.of_wanted(inputs.token_ids[:, None].float())
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, V]: all on the successor."""
