@@ -72,7 +72,9 @@ def test_one_arm_can_be_chosen_and_what_cannot_be_run_is_told(octavo, small):
 
 
 def test_a_fault_in_the_command_line_arm_exits_1_and_is_told_in_words(octavo, small):
-    done = octavo("parity", "-m", small, "--inject-fault", "cli", "--arm", "cli", "--arm", "dense_b1")
+    done = octavo(
+        "parity", "-m", small, "--dtype", "bfloat16", "--inject-fault", "cli", "--arm", "cli", "--arm", "dense_b1"
+    )
     assert done.status == 1
     *arms, verdict = done.out.splitlines()
     assert verdict == "llama: NOT EQUAL (bitwise)"
