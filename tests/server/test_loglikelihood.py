@@ -79,9 +79,10 @@ class Scorers:
 
 @contextmanager
 def scorers(path: Path, *flags: object, **settings: Any) -> Iterator[Scorers]:
-    with octavo_serve("-m", path, *flags) as server, server.client() as client:
+    # In bfloat16 scores are exact; `auto` is float32 on some processors.
+    with octavo_serve("-m", path, "--dtype", "bfloat16", *flags) as server, server.client() as client:
         server.wait_until_ready()
-        yield Scorers(client, LLM(path, threads=1, prefix_cache=False, **settings))
+        yield Scorers(client, LLM(path, threads=1, prefix_cache=False, dtype="bfloat16", **settings))
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma3"])
