@@ -60,7 +60,7 @@ def test_a_file_can_be_loaded_and_saved_longer_in_one_run(answer, saved):
 
 
 def test_with_a_chat_template_the_tokens_of_the_template_count(octavo, answer, model, saved):
-    done = octavo("generate", "-m", model, "-p", WHOLE, "--chat", "--load-cache", saved)
+    done = octavo("generate", "-m", model, "--chat", "--dtype", "bfloat16", "-p", WHOLE, "--load-cache", saved)
     assert done.status == 2
     assert "at position 0 and the prompt has 1; the prompt must begin with all" in done.error
 
