@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.server.errors import HttpError
-from octavo.server.strict_json import MAX_DEPTH, MAX_MEMBERS, read_object
+from octavo.server.strict_json import MAX_CONTAINERS, MAX_DEPTH, MAX_MEMBERS, MAX_VALUES, read_object
 
 _TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
 _VALUES = st.recursive(
@@ -69,8 +69,8 @@ def test_a_pair_of_surrogates_is_one_character() -> None:
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":', b'[{"a":'])
 @pytest.mark.parametrize("closed", [False, True])
-def test_a_hundred_thousand_brackets_are_refused_in_no_time(opening: bytes, closed: bool) -> None:
-    body = b'{"a":' + opening * 100_000 + (b"]" * 100_000 if closed else b"")
+def test_sixty_thousand_brackets_in_each_other_are_refused_in_no_time(opening: bytes, closed: bool) -> None:
+    body = b'{"a":' + opening * 60_000 + (b"]" * 60_000 if closed else b"")
     begun = time.perf_counter()
     with pytest.raises(HttpError, match="nested more than"):
         read_object(body)
@@ -91,3 +91,41 @@ def test_many_members_of_one_object_are_refused() -> None:
     assert read_object(json.dumps(members).encode()) == members
     with pytest.raises(HttpError, match=f"{MAX_MEMBERS + 1} members"):
         read_object(json.dumps({**members, "one more": 1}).encode())
+
+
+@pytest.mark.parametrize("unit", [b'\\"', b'"', b"\\", b'"\\', b'\\"[', b'"",'])
+@pytest.mark.parametrize("start", [b'{"a":[' + b"[]," * 65, b'{"a":"'])
+def test_strings_that_never_end_are_looked_through_once(start: bytes, unit: bytes) -> None:
+    """A search that began anew at every quotation mark would take hours."""
+    with pytest.raises(HttpError) as caught:
+        read_object(start + unit * 500_000)
+    assert caught.value.status == 400
+
+
+@pytest.mark.parametrize("item", [b"[1]", b"{}"])
+def test_more_arrays_and_objects_than_are_read_quickly_are_refused(item: bytes) -> None:
+    read_object(b'{"a":[' + b",".join([item] * (MAX_CONTAINERS - 2)) + b"]}")
+    with pytest.raises(HttpError, match=f"{MAX_CONTAINERS + 1} arrays and objects"):
+        read_object(b'{"a":[' + b",".join([item] * (MAX_CONTAINERS - 1)) + b"]}")
+
+
+def test_more_values_than_are_read_quickly_are_refused_and_commas_in_strings_are_none() -> None:
+    assert read_object(b'{"a":"' + b"," * (MAX_VALUES + 1) + b'"}')
+    read_object(b'{"a":[1' + b",1" * (MAX_VALUES - 1) + b"]}")
+    with pytest.raises(HttpError, match=f"at most {MAX_VALUES}"):
+        read_object(b'{"a":[1' + b",1" * MAX_VALUES + b"]}")
+
+
+@pytest.mark.parametrize(
+    "escapes", [r"\\ud83d", r"\ud83d\ude80\\", r"\n\ud83d\ude80", r"\\\ud83d\ude80", r"\ud7ff\ue000"]
+)
+def test_escapes_that_are_no_unpaired_surrogates_are_read(escapes: str) -> None:
+    assert read_object(f'{{"a": "{escapes}"}}'.encode())["a"] == json.loads(f'"{escapes}"')
+
+
+@pytest.mark.parametrize(
+    "escapes", [r"\ud83d\ud83d\ude80", r"\ude80\ud83d", r"\\\ud83d", r"\ud83d\\ude80", r"\ud83d \ude80"]
+)
+def test_escapes_that_are_are_refused(escapes: str) -> None:
+    with pytest.raises(HttpError, match="unpaired surrogate U\\+D"):
+        read_object(f'{{"a": "{escapes}"}}'.encode())

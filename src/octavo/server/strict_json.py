@@ -10,10 +10,17 @@ from octavo.server.errors import HttpError, invalid
 
 MAX_DEPTH = 64  # of arrays and objects in each other
 MAX_MEMBERS = 4096  # of one object
+MAX_CONTAINERS = 1 << 17  # arrays and objects of a body
+MAX_VALUES = 1 << 21  # of a body
 
-_BRACKETS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[{]|[\]}]', re.DOTALL)
-_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
-_SURROGATE = re.compile("[\ud800-\udfff]")
+# All of these take time in proportion to the body, whatever is in it: a string that never ends goes to the body's end.
+_STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+_PAIR = rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_UNPAIRED = re.compile(
+    rb"(?:[^\\]++|" + _PAIR + rb"|\\(?!u[dD][89a-fA-F]).)*+\\u([dD][89a-fA-F][0-9a-fA-F]{2})", re.DOTALL
+)
+_ALL_BUT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_AS_ARRAYS = bytes.maketrans(b"{}", b"[]")
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -21,7 +28,8 @@ def read_object(body: bytes) -> dict[str, Any]:
     """The JSON object in `body`, UTF-8 without a byte-order mark.
 
     Raises a 400 `HttpError` of one line for anything that is not one such object: NaN and infinities, numbers beyond a
-    float, a name twice in an object, unpaired surrogates, nesting past `MAX_DEPTH`, objects past `MAX_MEMBERS`.
+    float, a name twice in an object, unpaired surrogates, nesting past `MAX_DEPTH`, objects past `MAX_MEMBERS`, bodies
+    past `MAX_CONTAINERS` or `MAX_VALUES`, which would keep others waiting while they are read.
     """
     if not body:
         raise _refused("it is empty")
@@ -31,12 +39,13 @@ def read_object(body: bytes) -> dict[str, Any]:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
         raise _refused(f"byte {error.start} is not UTF-8") from error
-    _check_depth(text)
+    _check_shape(body)
     value = _parse(text)
     if not isinstance(value, dict):
         raise _refused(f"it holds {_KINDS[type(value)]}")
-    if _SURROGATE_ESCAPE.search(body):
-        _check_surrogates(value)
+    unpaired = _UNPAIRED.match(body)  # UTF-8 has none, so only an escape can be one
+    if unpaired is not None:
+        raise _refused(f"a string holds the unpaired surrogate U+{unpaired[1].decode().upper()}")
     return value
 
 
@@ -90,30 +99,26 @@ def _constant(name: str) -> NoReturn:
 _DECODER = json.JSONDecoder(object_pairs_hook=_members, parse_float=_float, parse_constant=_constant)
 
 
-def _check_depth(text: str) -> None:
+def _check_shape(body: bytes) -> None:
     """Before parsing, whose own recursion would end at a depth that depends on the interpreter."""
-    if text.count("[") + text.count("{") <= MAX_DEPTH:
+    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH and body.count(b",") < MAX_VALUES:
         return
-    depth = 0
-    for match in _BRACKETS.finditer(text):
-        first = text[match.start()]
-        if first in "[{":
-            depth += 1
-            if depth > MAX_DEPTH:
-                raise _refused(f"it is nested more than {MAX_DEPTH} deep")
-        elif first in "]}":
-            depth -= 1
+    bare = _STRINGS.sub(b"", body)
+    containers = bare.count(b"[") + bare.count(b"{")
+    if containers > MAX_CONTAINERS:
+        raise _refused(f"it has {containers} arrays and objects, and at most {MAX_CONTAINERS} are allowed")
+    commas = bare.count(b",")
+    if commas >= MAX_VALUES:
+        raise _refused(f"it has more than {commas} values, and at most {MAX_VALUES} are allowed")
+    if _is_too_deep(bare):
+        raise _refused(f"it is nested more than {MAX_DEPTH} deep")
 
 
-def _check_surrogates(value: Any) -> None:
-    if isinstance(value, str):
-        found = _SURROGATE.search(value)
-        if found is not None:
-            raise _refused(f"a string holds the unpaired surrogate U+{ord(found[0]):04X}")
-    elif isinstance(value, list):
-        for item in value:
-            _check_surrogates(item)
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            _check_surrogates(name)
-            _check_surrogates(item)
+def _is_too_deep(bare: bytes) -> bool:
+    """Of a body without its strings."""
+    brackets = bare.translate(_AS_ARRAYS, _ALL_BUT_BRACKETS)
+    for _ in range(MAX_DEPTH):  # each time without the innermost
+        brackets = brackets.replace(b"[]", b"")
+        if not brackets:
+            return False
+    return b"[]" in brackets or brackets.count(b"[") > MAX_DEPTH

@@ -47,7 +47,7 @@ async def answer_detokenize(state: ServerState, body: dict[str, Any]) -> Detoken
     state.check_model(request.model)
     info, tokenizer = state.ready_model()
     ids, skip = request.tokens, bool(request.skip_special_tokens)
-    if len(ids) > (most := most_counted_chars(info)):  # as many as /tokenize gives at most
+    if len(ids) > (most := most_counted_chars(info)):  # as many as /tokenize takes characters
         raise invalid(
             f"tokens has {len(ids)} ids; at most {most} are decoded at once, send them in parts", param="tokens"
         )
