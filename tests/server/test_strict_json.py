@@ -69,8 +69,8 @@ def test_a_pair_of_surrogates_is_one_character() -> None:
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":', b'[{"a":'])
 @pytest.mark.parametrize("closed", [False, True])
-def test_sixty_thousand_brackets_in_each_other_are_refused_in_no_time(opening: bytes, closed: bool) -> None:
-    body = b'{"a":' + opening * 60_000 + (b"]" * 60_000 if closed else b"")
+def test_a_hundred_thousand_brackets_are_refused_in_no_time(opening: bytes, closed: bool) -> None:
+    body = b'{"a":' + opening * 100_000 + (b"]" * 100_000 if closed else b"")
     begun = time.perf_counter()
     with pytest.raises(HttpError, match="nested more than"):
         read_object(body)

@@ -10,7 +10,7 @@ from octavo.server.errors import HttpError, invalid
 
 MAX_DEPTH = 64  # of arrays and objects in each other
 MAX_MEMBERS = 4096  # of one object
-MAX_CONTAINERS = 1 << 17  # arrays and objects of a body
+MAX_CONTAINERS = 1 << 18  # arrays and objects of a body
 MAX_VALUES = 1 << 21  # of a body
 
 # All of these take time in proportion to the body, whatever is in it: a string that never ends goes to the body's end.
@@ -110,7 +110,7 @@ def _check_shape(body: bytes) -> None:
     commas = bare.count(b",")
     if commas >= MAX_VALUES:
         raise _refused(f"it has more than {commas} values, and at most {MAX_VALUES} are allowed")
-    if _is_too_deep(bare):
+    if _is_too_deep(bare):  # last: it goes through all brackets up to MAX_DEPTH times
         raise _refused(f"it is nested more than {MAX_DEPTH} deep")
 
 
